@@ -1,0 +1,1 @@
+"""sglang-capture: hidden states out of a stock SGLang server, for training draft models."""

@@ -12,8 +12,9 @@ what ``last_hidden`` asks for, by name.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
-CONVENTION = "hf_hidden_states_index"
+CONVENTION: Final = "hf_hidden_states_index"
 """What a spec writes beside its ``layers``."""
 
 

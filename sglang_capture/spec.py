@@ -12,7 +12,7 @@ import torch
 import xxhash
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from sglang_capture.layers import CONVENTION, canonical_layers, check_layers
+from sglang_capture.layers import canonical_layers, check_layers
 
 LastHidden = Literal["none", "post", "pre", "both"]
 """Which last hidden state: after the final norm (``post``), before it (``pre``), both, or none."""
@@ -43,7 +43,7 @@ class CaptureSpec(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    convention: Literal["hf_hidden_states_index"] = CONVENTION
+    convention: Literal["hf_hidden_states_index"] = "hf_hidden_states_index"
     layers: tuple[int, ...] = Field(description="hidden-state indices, ascending")
     last_hidden: LastHidden
     hidden_size: int = Field(gt=0)

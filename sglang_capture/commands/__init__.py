@@ -1,0 +1,1 @@
+"""The commands of `sglang-capture`, one module each; `cli.py` puts them together."""

@@ -1,9 +1,28 @@
-"""One dump: the hidden states of one marked request as a ``.pt`` file. (Reading side; the writing side follows.)"""
+"""One dump: the hidden states of one marked request, as a ``.pt`` file.
+
+``torch.load(path, weights_only=True, mmap=True)`` gives a dictionary (T tokens, L layers, hidden size H):
+
+=========================== ==========================================================================
+``capture_id, request_id``  str
+``input_ids``               int64 ``[T]``: the vocabulary id of each row, as the engine ran it
+``hidden_states``           the engine's dtype ``[T, L, H]``, in ascending order of index
+``layers``                  list of L hidden-state indices
+``last_hidden_state``       ``[T, H]`` after the final norm, where asked for
+``last_hidden_state_prenorm``  ``[T, H]`` before the final norm, where asked for
+``spec``                    str: the JSON of a :class:`~sglang_capture.spec.CaptureSpec`
+=========================== ==========================================================================
+
+The prompt's length is known before its first row is computed, so the file is laid out once, its pages reserved, the
+rows copied straight to their place, and the finished file given its name in one step (:class:`DumpFile`).
+"""
 
 from __future__ import annotations
 
+import mmap
+import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -89,3 +108,106 @@ def expected_tensors(
         ("hidden_states", dump.hidden_states, (tokens, len(spec.layers), hidden), dtype),
         *((key, tensor, (tokens, hidden), dtype) for key, tensor in dump.last_hidden.items()),
     ]
+
+class DumpFile:
+    """A dump being filled: laid out and its pages reserved by the constructor, published by :meth:`publish`.
+
+    The tensors ``hidden_states`` ``[T, L, H]`` and ``last_hidden[key]`` ``[T, H]`` *are* the file's pages: a row copied
+    into them is in the file, with no later assembly, copy or serialisation. Every page is reserved with
+    ``posix_fallocate`` before anything is mapped: writing through a mapping to a page that a full tmpfs cannot give is
+    SIGBUS, the end of the process. Nobody may truncate the file while it is mapped.
+
+    Laying out and reserving costs about as much as zeroing the pages; do it off the engine's thread.
+
+    Raises:
+        OSError: the pages cannot be had (``ENOSPC``, ``EDQUOT``), or the directory cannot be written. Nothing is left.
+    """
+
+    def __init__(self, part: Path, capture_id: str, request_id: str, spec: CaptureSpec, input_ids: torch.Tensor):
+        self.path = part
+        self.spec = spec
+        self.tokens = int(input_ids.shape[0])
+        descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        try:
+            content = _layout(capture_id, request_id, spec, self.tokens)
+            self.bytes = _lay_out(descriptor, content, reserve=reserved_bytes(self.tokens, spec))
+            views = _map_tensors(part, descriptor, self.bytes, content)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(descriptor)
+        self.hidden_states = views["hidden_states"]
+        self.last_hidden = {key: views[key] for key in spec.last_hidden_keys}
+        views["input_ids"].copy_(input_ids)
+
+    def publish(self, final: Path) -> bool:
+        """Give the finished file its name, all at once.
+
+        Returns:
+            False if a dump of that name stood there already: the first complete one stands, this one is removed.
+        """
+        try:
+            os.link(self.path, final)
+        except FileExistsError:
+            return False
+        finally:
+            self.discard()
+        return True
+
+    def discard(self) -> None:
+        """Remove the unpublished name; the mapping lives until the tensors are dropped."""
+        self.path.unlink(missing_ok=True)
+
+
+def reserved_bytes(tokens: int, spec: CaptureSpec) -> int:
+    """Most bytes that the file of a capture takes: its payload and a few KB."""
+    return tokens * spec.bytes_per_token + _LAYOUT_BYTES
+
+
+_LAYOUT_BYTES = 16 * 1024
+"""Room for the zip records, the pickle and the spec; what is not used is given back."""
+
+
+def _layout(capture_id: str, request_id: str, spec: CaptureSpec, tokens: int) -> dict[str, Any]:
+    """What the file will hold. The tensors are never touched, so they cost address space only."""
+    hidden, dtype = spec.hidden_size, spec.torch_dtype
+    return {
+        "capture_id": capture_id,
+        "request_id": request_id,
+        "input_ids": torch.empty(tokens, dtype=torch.int64),
+        "hidden_states": torch.empty(tokens, len(spec.layers), hidden, dtype=dtype),
+        "layers": list(spec.layers),
+        **{key: torch.empty(tokens, hidden, dtype=dtype) for key in spec.last_hidden_keys},
+        "spec": spec.to_json(),
+    }
+
+
+def _lay_out(descriptor: int, content: dict[str, Any], *, reserve: int) -> int:
+    """Reserve the pages, then write all of the ``.pt`` but the tensors' data; returns the file's length."""
+    os.posix_fallocate(descriptor, 0, reserve)
+    with os.fdopen(descriptor, "r+b", closefd=False) as file:
+        with torch.serialization.skip_data():  # thread-local: the engine's own saves never see it
+            torch.save(content, file)
+        file.flush()
+        end = file.tell()
+    # A zip must end where the file ends.
+    os.ftruncate(descriptor, end)
+    os.posix_fallocate(descriptor, 0, end)
+    return end
+
+
+def _map_tensors(path: Path, descriptor: int, length: int, content: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """The tensors of ``content`` as views of the file's pages.
+
+    ``torch.save`` writes storages as records ``data/0``, ``data/1``, … in the order in which the pickle meets them.
+    """
+    pages = mmap.mmap(descriptor, length)
+    records = torch._C.PyTorchFileReader(str(path))
+    views = {}
+    tensors = [(name, value) for name, value in content.items() if isinstance(value, torch.Tensor)]
+    for number, (name, tensor) in enumerate(tensors):
+        offset = records.get_record_offset(f"data/{number}")  # type: ignore[attr-defined]  # missing in torch's stubs
+        flat = torch.frombuffer(pages, dtype=tensor.dtype, count=tensor.numel(), offset=offset)
+        views[name] = flat.view(tensor.shape)
+    return views

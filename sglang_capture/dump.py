@@ -109,6 +109,7 @@ def expected_tensors(
         *((key, tensor, (tokens, hidden), dtype) for key, tensor in dump.last_hidden.items()),
     ]
 
+
 class DumpFile:
     """A dump being filled: laid out and its pages reserved by the constructor, published by :meth:`publish`.
 

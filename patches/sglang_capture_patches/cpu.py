@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NoReturn
@@ -156,6 +156,8 @@ def _defaults(given: Sequence[str]) -> list[str]:
     defaults: list[tuple[str, str]] = [
         ("--device", "cpu"),
         ("--attention-backend", "torch_native"),
+        # Left to itself SGLang runs a float32 checkpoint in float16, and nothing could be compared closely.
+        ("--dtype", "float32"),
         ("--mem-fraction-static", "0.3"),
         ("--max-total-tokens", "16384"),
     ]

@@ -1,0 +1,40 @@
+"""The hooks and their places: registering them, and proving that SGLang attached every one."""
+
+from __future__ import annotations
+
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+from sglang_capture_patches import batch_plan, model_forward, model_load, prefill_graph, prefix_cache
+
+_RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
+_GRAPHS = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner.PrefillCudaGraphRunner"
+
+HOOKS = {
+    f"{_RUNNER}.load_model": (model_load.around_load_model, HookType.AROUND),
+    f"{_RUNNER}.forward": (model_forward.around_forward, HookType.AROUND),
+    "sglang.srt.model_executor.forward_batch_info.ForwardBatch.init_new": (
+        batch_plan.after_init_new,
+        HookType.AFTER,
+    ),
+    "sglang.srt.managers.schedule_batch.Req._compute_max_prefix_len": (
+        prefix_cache.around_max_prefix_len,
+        HookType.AROUND,
+    ),
+    f"{_GRAPHS}.can_run_graph": (prefill_graph.around_can_run_graph, HookType.AROUND),
+    "sglang.srt.managers.scheduler_components.dp_attn._local_prefill_cuda_graph_vote": (
+        prefill_graph.around_vote,
+        HookType.AROUND,
+    ),
+}
+
+
+def register_all() -> None:
+    """Hand every hook to SGLang's registry, which attaches them when all plugins have registered."""
+    model_load.attached = attached
+    for target, (hook, kind) in HOOKS.items():
+        HookRegistry.register(target, hook, kind)
+
+
+def attached() -> dict[str, str]:
+    """Each target with ``attached`` or ``missing``: the registry logs a target that it could not patch and goes on."""
+    return {target: "attached" if target in HookRegistry._patched else "missing" for target in HOOKS}

@@ -1,0 +1,146 @@
+"""What is to be captured of one SGLang request: decided once, alike on every rank of a group.
+
+All ranks of an attention-TP group must hook the same layers in the same forward (the gather inside is collective), so a
+decision may depend on the request and on the server's settings alone, never on the spool's state.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sglang_capture.layers import LayerError, check_layers
+from sglang_capture.mark import Mark, MarkError, parse_mark, refused_id, safe_id
+from sglang_capture.recorder import Capture
+from sglang_capture.spec import CaptureSpec
+
+_ATTRIBUTE = "_sglang_capture"
+
+HEALTH_CHECK_PREFIX = "HEALTH_CHECK"
+"""SGLang's own requests begin with this (``constants.HEALTH_CHECK_RID_PREFIX``)."""
+
+
+@dataclass(eq=False)
+class Marked:
+    """A request that is captured.
+
+    Attributes:
+        keys: the hidden-state indices and the keys of the last hidden states.
+        capture: the capture, once begun; always ``None`` on ranks that do not write.
+    """
+
+    capture_id: str
+    request_id: str
+    spec: CaptureSpec
+    keys: frozenset[int | str]
+    capture: Capture | None = None
+
+
+@dataclass(eq=False)
+class Refused:
+    """A marked request that is not captured, and why; ``told`` once that was recorded."""
+
+    capture_id: str
+    request_id: str
+    reason: str
+    told: bool = False
+
+
+Decision = Marked | Refused | None
+
+
+def decide(req: Any, spec: CaptureSpec, *, every: bool, token: str | None) -> Decision:
+    """What is to be done with a request; ``None`` if it is not marked. Computed once, then kept on the request.
+
+    Args:
+        req: SGLang's ``Req``.
+        spec: the server's default spec, which the mark may override.
+        every: ``SGLANG_CAPTURE_MODE=all``.
+    """
+    custom = req.sampling_params.custom_params
+    if custom is None and not every:
+        return None
+    kept: Decision = getattr(req, _ATTRIBUTE, None)
+    if kept is None:
+        kept = _decide(req, custom, spec, every, token)
+        if kept is not None:
+            setattr(req, _ATTRIBUTE, kept)
+    return kept
+
+
+def _decide(req: Any, custom: object, spec: CaptureSpec, every: bool, token: str | None) -> Decision:
+    rid = str(req.rid)
+    if rid.startswith(HEALTH_CHECK_PREFIX):
+        return None
+    try:
+        mark = parse_mark(custom, token=token)
+        if mark is None:
+            if not every:
+                return None
+            mark = Mark()
+        asked = _spec_for(mark, spec)
+        _check_request(req)
+    except (MarkError, LayerError) as error:
+        return Refused(refused_id(custom, rid), rid, str(error))
+    keys: frozenset[int | str] = frozenset([*asked.layers, *asked.last_hidden_keys])
+    return Marked(mark.capture_id or safe_id(rid), rid, asked, keys)
+
+
+def _spec_for(mark: Mark, spec: CaptureSpec) -> CaptureSpec:
+    layers = spec.layers if mark.layers is None else mark.layers
+    check_layers(layers, spec.num_layers)
+    return spec.model_copy(update={"layers": layers, "last_hidden": mark.last_hidden or spec.last_hidden})
+
+
+def _check_request(req: Any) -> None:
+    """Refuse what would give rows that are not this model's rows of these ids."""
+    if req.session is not None:
+        raise MarkError("requests of a session cannot be captured: their history is not computed again")
+    if req.lora_id is not None:
+        raise MarkError("requests with a LoRA adapter cannot be captured: the rows would not be the base model's")
+    if req.input_embeds is not None:
+        raise MarkError("requests with input_embeds cannot be captured: their rows belong to no token ids")
+
+
+def vocabulary_ids(req: Any) -> torch.Tensor:
+    """int64 ``[T]``: the vocabulary id of each row of the prompt.
+
+    At image positions ``origin_input_ids`` holds the engine's internal hashes; the ids before that replacement have the
+    model's placeholder there.
+
+    Raises:
+        MarkError: the two have different lengths, so that no id belongs to each row.
+    """
+    ids = req.origin_input_ids
+    if req.multimodal_inputs is not None:
+        plain = req.origin_input_ids_unpadded
+        if len(plain) != len(ids):
+            raise MarkError("this model's image tokens are expanded inside the engine: no vocabulary id for each row")
+        ids = plain
+    return torch.tensor(ids, dtype=torch.int64)
+
+
+def watch(req: Any) -> Callable[[], str | None]:
+    """A function that says why the engine let go of ``req``, or ``None`` while it may still run."""
+    reference = weakref.ref(req)
+
+    def gone() -> str | None:
+        alive = reference()
+        if alive is None:
+            return "the engine dropped the request before its prompt was complete"
+        return ended(alive)
+
+    return gone
+
+
+def ended(req: Any) -> str | None:
+    """Why a request is over, or is about to be; ``None`` while it runs."""
+    reason = req.finished_reason or req.to_finish
+    if reason is None:
+        return None
+    detail = getattr(reason, "message", None) or type(reason).__name__
+    return f"the engine ended the request: {detail}"

@@ -1,0 +1,143 @@
+"""Around ``ModelRunner.load_model``: the one place where it is decided whether this server can capture.
+
+SGLang swallows a plugin's exceptions while plugins load, but not those of a hook that runs later. So this is where a
+server that could not capture correctly is stopped (``SGLANG_CAPTURE_STRICT=1``), with a message that says why.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sglang_capture.claim import Claim, claim_spool
+from sglang_capture.layers import LayerError, eagle3_layers
+from sglang_capture.quota import Account, QuotaError, free_bytes, parse_quota
+from sglang_capture.recorder import HOUSEKEEPING_SECONDS, Recorder
+from sglang_capture.settings import PluginSettings, plugin_settings
+from sglang_capture.spec import CaptureSpec
+from sglang_capture.spool import SpoolError, dumps
+from sglang_capture_patches import SERVER_ID, runtime
+from sglang_capture_patches.status import StatusWriter
+from sglang_capture_patches.target import (
+    CaptureStartError,
+    Rank,
+    Target,
+    build_spec,
+    check_configuration,
+    find_target,
+    rank_of,
+)
+
+logger = logging.getLogger(__name__)
+
+attached: Callable[[], dict[str, str]] = dict
+"""Each hook's state; set by :mod:`.hooks`, which imports this module."""
+
+_claims: list[Claim] = []
+"""Held for the life of the process: the kernel's lock on the spool goes with it."""
+
+
+def around_load_model(original: Callable[..., Any], model_runner: Any, *args: Any, **kwargs: Any) -> Any:
+    """Load, then make ready to capture; a draft's model is left alone.
+
+    Raises:
+        CaptureStartError: the server cannot capture, and ``SGLANG_CAPTURE_STRICT`` is on.
+    """
+    result = original(model_runner, *args, **kwargs)
+    if not model_runner.is_draft_worker:
+        settings = plugin_settings()
+        try:
+            _start(model_runner, settings)
+        except (CaptureStartError, LayerError, SpoolError, QuotaError, OSError) as error:
+            message = f"sglang-capture: this server cannot capture: {error}"
+            if settings.strict:
+                raise CaptureStartError(message) from error
+            logger.error("%s (SGLANG_CAPTURE_STRICT=0: it starts all the same)", message)
+    return result
+
+
+def _start(model_runner: Any, settings: PluginSettings) -> None:
+    hooks = attached()
+    rank = rank_of(model_runner)
+    server_id = os.environ.get(SERVER_ID, str(os.getpid()))
+    _claims.append(claim_spool(settings.dir, server_id))
+    quota = parse_quota(settings.quota, free_bytes(settings.dir)) // rank.writers
+    status = StatusWriter(settings.dir, rank, settings, server_id, hooks, model_runner.server_args, quota)
+    try:
+        target, spec = _checked(model_runner, settings, hooks)
+    except (CaptureStartError, LayerError) as error:
+        status.problem = str(error)
+        _keep_writing(status)
+        raise
+    recorder = _recorder(settings, rank, quota, str(model_runner.device), status) if rank.writer else None
+    status.runtime = runtime.Runtime(model_runner, target, spec, settings.mode == "all", settings.secret, recorder)
+    if recorder is None:
+        _keep_writing(status)
+    else:
+        status.write()
+    runtime.install(status.runtime)
+    _announce(spec, settings, rank, quota)
+
+
+def _checked(model_runner: Any, settings: PluginSettings, hooks: dict[str, str]) -> tuple[Target, CaptureSpec]:
+    missing = [target for target, state in hooks.items() if state != "attached"]
+    if missing:
+        raise CaptureStartError(f"SGLang did not attach the hooks on {', '.join(missing)}: see its log above")
+    check_configuration(model_runner.server_args)
+    target = find_target(model_runner.model)
+    return target, build_spec(model_runner, target, settings)
+
+
+def _recorder(settings: PluginSettings, rank: Rank, quota: int, device: str, status: StatusWriter) -> Recorder:
+    account = Account(quota)
+    if rank.dp == 0:
+        for path in dumps(settings.dir):
+            account.adopt(path)
+    return Recorder(
+        settings.dir,
+        account,
+        rank=f"{rank.name}-{os.getpid()}",
+        device=device,
+        on_full=settings.on_full,
+        wait_seconds=settings.wait_seconds,
+        housekeeping=status.write,
+    )
+
+
+def _keep_writing(status: StatusWriter) -> None:
+    """A rank that does not write dumps has no writer's thread; it still says once a second that it is there."""
+    status.write()
+
+    def work() -> None:
+        pause = threading.Event()
+        while not pause.wait(HOUSEKEEPING_SECONDS):
+            try:
+                status.write()
+            except OSError as error:
+                logger.warning("sglang-capture: the status cannot be written: %s", error)
+
+    threading.Thread(target=work, name="sglang-capture-status", daemon=True).start()
+
+
+def _announce(spec: CaptureSpec, settings: PluginSettings, rank: Rank, quota: int) -> None:
+    if not rank.writer:
+        return
+    logger.info(
+        "sglang-capture: capturing %s requests of %s (%d layers): hidden-state indices %s (= outputs of layers %s), "
+        "last hidden state %s, %d bytes a token, into %s, at most %.1f GB. "
+        "Most published EAGLE-3 drafts of this depth use indices %s: check that your draft wants the same.",
+        settings.mode,
+        spec.architecture,
+        spec.num_layers,
+        list(spec.layers),
+        [index - 1 for index in spec.layers],
+        spec.last_hidden,
+        spec.bytes_per_token,
+        Path(settings.dir),
+        quota / 1e9,
+        list(eagle3_layers(spec.num_layers)),
+    )

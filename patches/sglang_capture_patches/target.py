@@ -1,0 +1,145 @@
+"""The target model: finding what to tap, and whether this server's configuration can be captured from."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from importlib import metadata
+from typing import Any
+
+from sglang.srt.runtime_context import get_parallel
+
+from sglang_capture.layers import check_layers, default_layers, parse_layers
+from sglang_capture.settings import PluginSettings
+from sglang_capture.spec import CaptureSpec
+from sglang_capture.weights import weights_digest
+from sglang_capture_patches.compat import LAYER_KEYWORD
+
+SUPPORTED = "DeepSeek-V2 and -V3 and the models that hold one (Kimi-K2.5)"
+
+_FAMILY = ("sglang.srt.models.deepseek_v2", "DeepseekV2Model")
+
+
+class CaptureStartError(RuntimeError):
+    """This server cannot capture correctly; the message says why, and what to change."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """The modules that are tapped.
+
+    Attributes:
+        layers: the decoder layers; a module list of ``num_layers``.
+        norm: the final norm.
+        config: the text model's Hugging Face config.
+    """
+
+    layers: Any
+    norm: Any
+    config: Any
+
+
+@dataclass(frozen=True)
+class Rank:
+    """Where this process stands in the server."""
+
+    dp: int
+    pp: int
+    tp: int
+    writer: bool
+    writers: int
+
+    @property
+    def name(self) -> str:
+        return f"dp{self.dp}-pp{self.pp}-tp{self.tp}"
+
+
+def find_target(model: Any) -> Target:
+    """The DeepSeek-V2 model in ``model``, itself or wrapped.
+
+    Raises:
+        CaptureStartError: there is none, or its layers lack SGLang's capture keyword.
+    """
+    for module in model.modules():
+        if any((cls.__module__, cls.__name__) == _FAMILY for cls in type(module).__mro__):
+            keywords = inspect.signature(type(module.layers[0]).forward).parameters
+            if LAYER_KEYWORD not in keywords:
+                raise CaptureStartError(f"{type(module.layers[0]).__name__}.forward does not take {LAYER_KEYWORD}")
+            return Target(module.layers, module.norm, module.config)
+    raise CaptureStartError(
+        f"the model {type(model).__name__} is not supported; supported are {SUPPORTED}. "
+        "Start the server without sglang_capture in SGLANG_PLUGINS, or with SGLANG_CAPTURE_MODE=off"
+    )
+
+
+def check_configuration(args: Any) -> None:
+    """Refuse what would give missing or wrong rows.
+
+    Raises:
+        CaptureStartError: names each flag that must change.
+    """
+    faults = [message for field, usable, message in _REFUSED if not usable(getattr(args, field, None))]
+    if faults:
+        raise CaptureStartError("; ".join(faults))
+
+
+_REFUSED = (
+    ("pp_size", lambda v: v in (None, 1), "pipeline parallelism is not supported: use --pp-size 1"),
+    (
+        "enable_two_batch_overlap",
+        lambda v: not v,
+        "two-batch overlap runs the layers without capture: drop --enable-two-batch-overlap",
+    ),
+    ("attn_cp_size", lambda v: v in (None, 1), "context parallelism re-orders rows: use --attn-cp-size 1"),
+    (
+        "enable_attn_tp_input_scattered",
+        lambda v: not v,
+        "scattered attention input leaves rows on other ranks: drop --enable-attn-tp-input-scattered",
+    ),
+)
+
+
+def build_spec(model_runner: Any, target: Target, settings: PluginSettings) -> CaptureSpec:
+    """What a capture of this server holds by default.
+
+    Raises:
+        LayerError: the layers set are not this model's.
+    """
+    args, config = model_runner.server_args, target.config
+    num_layers = int(config.num_hidden_layers)
+    layers = parse_layers(settings.layers) if settings.layers else default_layers(num_layers)
+    check_layers(layers, num_layers)
+    architectures = getattr(model_runner.model_config.hf_config, "architectures", None) or [""]
+    return CaptureSpec(
+        layers=layers,
+        last_hidden=settings.last_hidden,
+        hidden_size=int(config.hidden_size),
+        num_layers=num_layers,
+        vocab_size=int(config.vocab_size),
+        dtype=str(model_runner.dtype).removeprefix("torch."),
+        architecture=architectures[0],
+        model_path=str(args.model_path),
+        weights_digest=weights_digest(str(args.model_path), args.revision),
+        revision=args.revision or "",
+        sglang_version=metadata.version("sglang"),
+        plugin_version=metadata.version("sglang-capture"),
+        ranks={"tp": int(args.tp_size), "dp": int(args.dp_size), "pp": int(args.pp_size)},
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    )
+
+
+def rank_of(model_runner: Any) -> Rank:
+    """This process's rank. One rank of each attention-TP group writes: they all hold the same rows."""
+    parallel = get_parallel()  # type: ignore[no-untyped-call]
+    args = model_runner.server_args
+    data_rank = (
+        int(parallel.attn_dp_rank) if args.enable_dp_attention else int(getattr(model_runner, "dp_rank", 0) or 0)
+    )
+    return Rank(
+        dp=data_rank,
+        pp=int(parallel.pp_rank),
+        tp=int(parallel.tp_rank),
+        writer=int(parallel.attn_tp_rank) == 0,
+        writers=max(1, int(args.dp_size)),
+    )

@@ -1,0 +1,20 @@
+"""The dataset: a directory of safetensors shards with one manifest."""
+
+from sglang_capture.shards.check import check_dataset
+from sglang_capture.shards.manifest import DatasetError, Manifest, ShardEntry, SpecMismatch, read_manifest
+from sglang_capture.shards.reader import CaptureDataset
+from sglang_capture.shards.writer import DatasetWriter, Sample, SampleError, check_sample
+
+__all__ = [
+    "CaptureDataset",
+    "DatasetError",
+    "DatasetWriter",
+    "Manifest",
+    "Sample",
+    "SampleError",
+    "ShardEntry",
+    "SpecMismatch",
+    "check_dataset",
+    "check_sample",
+    "read_manifest",
+]

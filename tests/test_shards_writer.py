@@ -207,11 +207,12 @@ def test_a_full_or_failing_disk_leaves_the_dataset_unchanged(
 def test_a_shard_larger_than_the_free_space_is_refused_before_it_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Full:
-        f_bavail, f_frsize = 1, 512
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with DatasetWriter(tmp_path, SPEC) as writer:
-        monkeypatch.setattr(writer_module.os, "statvfs", lambda _: Full)
-        monkeypatch.setattr(writer_module, "_write", pytest.fail)
-        with pytest.raises(DatasetError, match=r"no room for a shard of [\d,]+ bytes .*512 bytes are free"):
+        monkeypatch.setattr(writer_module.os, "posix_fallocate", full)
+        monkeypatch.setattr(writer_module, "_bytes", lambda _: pytest.fail("rows were read"))
+        with pytest.raises(DatasetError, match=r"no room for a shard of [\d,]+ bytes .*No space left.*unchanged"):
             writer.write_shard(make_samples(SPEC, [30]))
+    assert files(tmp_path) == {"manifest.json"}

@@ -69,7 +69,7 @@ READ = (
         ("self", "rid"),
         ("origin_input_ids", "sampling_params", "session", "lora_id"),
     ),
-    Need("sglang.srt.sampling.sampling_params.SamplingParams.__init__", (), ("custom_params",)),
+    Need("sglang.srt.sampling.sampling_params.SamplingParams.custom_params"),
 )
 
 LAYER_KEYWORD = "captured_last_layer_outputs"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_capture.claim import Claim, claim_spool
-from sglang_capture.layers import LayerError, eagle3_layers
+from sglang_capture.layers import LayerError, eagle3_layers, output_of
 from sglang_capture.quota import Account, QuotaError, free_bytes, parse_quota
 from sglang_capture.recorder import HOUSEKEEPING_SECONDS, Recorder
 from sglang_capture.settings import PluginSettings, plugin_settings
@@ -129,12 +129,12 @@ def _announce(spec: CaptureSpec, settings: PluginSettings, rank: Rank, quota: in
     logger.info(
         "sglang-capture: capturing %s requests of %s (%d layers): hidden-state indices %s (= outputs of layers %s), "
         "last hidden state %s, %d bytes a token, into %s, at most %.1f GB. "
-        "Most published EAGLE-3 drafts of this depth use indices %s: check that your draft wants the same.",
+        "Most published EAGLE-3 drafts use indices [2, n//2, n-3], here %s: check that your draft wants what you capture.",
         settings.mode,
         spec.architecture,
         spec.num_layers,
         list(spec.layers),
-        [index - 1 for index in spec.layers],
+        list(output_of(spec.layers)),
         spec.last_hidden,
         spec.bytes_per_token,
         Path(settings.dir),

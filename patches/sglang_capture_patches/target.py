@@ -79,25 +79,26 @@ def check_configuration(args: Any) -> None:
     Raises:
         CaptureStartError: names each flag that must change.
     """
-    faults = [message for field, usable, message in _REFUSED if not usable(getattr(args, field, None))]
+    faults = [message for field, usable, message in _REFUSED if getattr(args, field, None) not in usable]
     if faults:
         raise CaptureStartError("; ".join(faults))
 
 
-_REFUSED = (
-    ("pp_size", lambda v: v in (None, 1), "pipeline parallelism is not supported: use --pp-size 1"),
+_REFUSED: tuple[tuple[str, tuple[object, ...], str], ...] = (
+    ("pp_size", (None, 1), "pipeline parallelism is not supported: use --pp-size 1"),
     (
         "enable_two_batch_overlap",
-        lambda v: not v,
+        (None, False),
         "two-batch overlap runs the layers without capture: drop --enable-two-batch-overlap",
     ),
-    ("attn_cp_size", lambda v: v in (None, 1), "context parallelism re-orders rows: use --attn-cp-size 1"),
+    ("attn_cp_size", (None, 1), "context parallelism re-orders rows: use --attn-cp-size 1"),
     (
         "enable_attn_tp_input_scattered",
-        lambda v: not v,
+        (None, False),
         "scattered attention input leaves rows on other ranks: drop --enable-attn-tp-input-scattered",
     ),
 )
+"""Server arguments, the values that can be captured with, and what to say of any other."""
 
 
 def build_spec(model_runner: Any, target: Target, settings: PluginSettings) -> CaptureSpec:
@@ -131,7 +132,7 @@ def build_spec(model_runner: Any, target: Target, settings: PluginSettings) -> C
 
 def rank_of(model_runner: Any) -> Rank:
     """This process's rank. One rank of each attention-TP group writes: they all hold the same rows."""
-    parallel = get_parallel()  # type: ignore[no-untyped-call]
+    parallel = get_parallel()
     args = model_runner.server_args
     data_rank = (
         int(parallel.attn_dp_rank) if args.enable_dp_attention else int(getattr(model_runner, "dp_rank", 0) or 0)

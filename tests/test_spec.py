@@ -2,17 +2,17 @@ import pytest
 
 from sglang_capture.spec import CaptureSpec, SpecError
 
-FIELDS = dict(
-    layers=(3, 31, 59),
-    last_hidden="post",
-    hidden_size=7168,
-    num_layers=61,
-    vocab_size=163840,
-    dtype="bfloat16",
-    architecture="DeepseekV3ForCausalLM",
-    model_path="/models/a",
-    weights_digest="d1",
-)
+FIELDS = {
+    "layers": (3, 31, 59),
+    "last_hidden": "post",
+    "hidden_size": 7168,
+    "num_layers": 61,
+    "vocab_size": 163840,
+    "dtype": "bfloat16",
+    "architecture": "DeepseekV3ForCausalLM",
+    "model_path": "/models/a",
+    "weights_digest": "d1",
+}
 
 
 def spec(**changes):

@@ -1,0 +1,37 @@
+# Everything runs in .venv, built from constraints.txt, so that it is the same next year.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: demo test test-fast check bench lock clean
+
+demo: $(READY)  ## the main job, end to end, on the real engine
+	$(BIN)/sglang-capture demo
+
+test: $(READY)  ## all tests, those on the real engine included
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+test-fast: $(READY)  ## the tests that need no engine
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not engine"
+
+check: $(READY)  ## style, types, import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(READY)  ## every rival beside ours, as ratios
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.run_all
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade --constraint constraints.txt pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[sglang,transformers,dev]'
+	touch $(READY)
+
+lock: $(READY)  ## write constraints.txt anew from what is installed
+	$(BIN)/python -m pip freeze --all --exclude-editable --exclude sglang-capture \
+		| sed 's/ @ file:.*//' | sort --ignore-case > constraints.txt
+
+clean:
+	rm -rf .venv demo-out

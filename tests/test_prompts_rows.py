@@ -45,6 +45,11 @@ def test_without_an_id_the_content_names_the_capture() -> None:
     assert one.capture_id != other.capture_id
 
 
+def test_a_prompt_knows_whether_its_row_gave_it_an_id() -> None:
+    assert parse(id="a", text="x").named and parse(id="a/b", text="x").named
+    assert not parse(text="x").named
+
+
 def test_ids_and_text_never_share_a_digest() -> None:
     assert parse(text="a" * 8).digest != parse(input_ids=[int.from_bytes(b"aaaa", "little")]).digest
 
@@ -93,6 +98,8 @@ BAD_ROWS: list[tuple[dict[str, Any], str]] = [
     ({"input_ids": [1], "loss_mask": "1"}, "list of 0 and 1"),
     ({"text": "x", "loss_mask": [1]}, "needs input_ids"),
     ({"text": "x", "metadata": [1]}, "metadata must be an object"),
+    ({"text": "x", "metadata": {"score": float("nan")}}, "metadata holds what JSON cannot"),
+    ({"text": "x", "metadata": {"note": "\udc00"}}, "metadata holds what JSON cannot"),
     ({"text": "x", "id": 1.5}, "text or a whole number"),
     ({"text": "x", "id": True}, "text or a whole number"),
     ({"text": "x", "id": "a", "capture_id": "b"}, "must agree"),

@@ -13,6 +13,7 @@ and optionally ``id`` (or ``capture_id``) and ``metadata``. Other keys are left 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -57,6 +58,11 @@ class Prompt:
     metadata: dict[str, Any]
     digest: str
 
+    @property
+    def named(self) -> bool:
+        """Whether the row gave itself an id."""
+        return self.capture_id != _default_id(self.digest)
+
 
 def parse_row(row: Mapping[str, Any], tokenizer: ChatTokenizer | None) -> Prompt:
     """The prompt that a row stands for.
@@ -82,9 +88,24 @@ def parse_row(row: Mapping[str, Any], tokenizer: ChatTokenizer | None) -> Prompt
         else:
             text = _parse_text(row[key], key)
     digest = _digest(ids, text)
-    metadata = _parse_metadata(row.get("metadata"))
-    capture_id = _capture_id(row, digest, metadata)
-    return Prompt(capture_id, ids, text, mask, metadata, digest)
+    capture_id, metadata = identity(row)
+    return Prompt(capture_id or _default_id(digest), ids, text, mask, metadata, digest)
+
+
+def identity(row: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
+    """The capture id that a row's own id gives, ``None`` without one, and its metadata.
+
+    An id that cannot be a capture id becomes one (its letters and a digest), and is kept in the metadata as ``id``.
+
+    Raises:
+        RowError: the id or the metadata is malformed.
+    """
+    own, metadata = row_id(row), _parse_metadata(row.get("metadata"))
+    if own is None or is_capture_id(own):
+        return own, metadata
+    metadata.setdefault("id", own)
+    slug = re.sub(r"[^A-Za-z0-9_-]+", "-", own).strip("-")[:_SLUG_LENGTH]
+    return f"{slug or 'r'}-{xxhash.xxh3_64_hexdigest(own.encode('utf-8', 'backslashreplace'))}", metadata
 
 
 def check_vocabulary(prompt: Prompt, vocab_size: int) -> None:
@@ -149,13 +170,22 @@ def _check_encodable(text: str, name: str) -> None:
 
 
 def _encode(messages: object, tokenizer: ChatTokenizer | None) -> tuple[list[int], list[int] | None]:
+    check_messages(messages)
+    if tokenizer is None:
+        raise RowError("messages need the model's tokenizer, and there is none here; name it, or send input_ids")
+    return tokenizer.encode_messages(cast("list[dict[str, Any]]", messages))
+
+
+def check_messages(messages: object) -> None:
+    """Check that this is a conversation of texts, without laying it out.
+
+    Raises:
+        RowError: it is not; the message says which of its messages is malformed.
+    """
     if not isinstance(messages, list) or not messages:
         raise RowError("messages must be a list of one or more messages")
     for number, message in enumerate(messages, start=1):
         _check_message(message, f"message {number}")
-    if tokenizer is None:
-        raise RowError("messages need the model's tokenizer, and there is none here; name it, or send input_ids")
-    return tokenizer.encode_messages(messages)
 
 
 def _check_message(message: object, name: str) -> None:
@@ -182,6 +212,10 @@ def _parse_metadata(value: object) -> dict[str, Any]:
         return {}
     if not isinstance(value, dict):
         raise RowError(f"metadata must be an object; found {value!r:.80}")
+    try:
+        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+    except ValueError as error:  # NaN, infinity, half a surrogate pair: Python reads them, JSON has no such thing
+        raise RowError(f"metadata holds what JSON cannot: {error}") from None
     return dict(value)
 
 
@@ -191,15 +225,8 @@ def _digest(ids: list[int] | None, text: str | None) -> str:
     return hasher.hexdigest()
 
 
-def _capture_id(row: Mapping[str, Any], digest: str, metadata: dict[str, Any]) -> str:
-    own = row_id(row)
-    if own is None:
-        return f"r-{digest}"
-    if is_capture_id(own):
-        return own
-    metadata.setdefault("id", own)
-    slug = re.sub(r"[^A-Za-z0-9_-]+", "-", own).strip("-")[:_SLUG_LENGTH]
-    return f"{slug or 'r'}-{xxhash.xxh3_64_hexdigest(own.encode('utf-8', 'backslashreplace'))}"
+def _default_id(digest: str) -> str:
+    return f"r-{digest}"
 
 
 def row_id(row: Mapping[str, Any]) -> str | None:

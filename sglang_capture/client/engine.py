@@ -1,0 +1,144 @@
+"""The client of an SGLang server: sends prompts so that they are captured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from sglang_capture.client._http import RETRIABLE_STATUS, open_http, read_json, reason_of
+from sglang_capture.errors import CaptureError
+from sglang_capture.mark import build_mark
+from sglang_capture.prompts import Prompt
+from sglang_capture.spec import LastHidden
+
+
+class EngineError(CaptureError):
+    """An SGLang server did not do what was asked; ``retriable`` says whether it may at another time."""
+
+    def __init__(self, message: str, *, retriable: bool) -> None:
+        super().__init__(message)
+        self.retriable = retriable
+
+
+class EngineUnreachable(EngineError):  # noqa: N818
+    """Nothing answers at the server's address."""
+
+    def __init__(self, url: str, reason: object) -> None:
+        super().__init__(
+            f"no SGLang server answers at {url} ({reason}); is it started, has it loaded its model, is the port right?",
+            retriable=True,
+        )
+
+
+@dataclass(frozen=True)
+class ServerInfo:
+    """What an SGLang server says of itself.
+
+    Attributes:
+        longest_prompt: a prompt must have fewer tokens than this; ``None`` if the server does not say.
+    """
+
+    model_path: str
+    tokenizer_path: str
+    served_name: str
+    version: str
+    architecture: str
+    longest_prompt: int | None
+
+
+class SGLangClient:
+    """Sends prompts to one SGLang server so that they are captured.
+
+    Args:
+        token: what the server's ``SGLANG_CAPTURE_TOKEN`` says, if it is set.
+        api_key: what the server was started with as ``--api-key``, if it was.
+        timeout: seconds to wait for an answer; a prompt may stand in the server's queue for long.
+        transport: replaces the network, for tests.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        api_key: str | None = None,
+        timeout: float = 600.0,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self.url = url.rstrip("/")
+        self._token = token
+        self._http = open_http(self.url, api_key, timeout, transport)
+
+    async def __aenter__(self) -> SGLangClient:
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        await self._http.aclose()
+
+    async def server_info(self) -> ServerInfo:
+        """What runs there.
+
+        Raises:
+            EngineError: it cannot be reached, wants an API key, or does not answer as an SGLang server does.
+        """
+        try:
+            model = await self._request("GET", "/model_info")
+            server = await self._request("GET", "/server_info")
+            return ServerInfo(
+                model_path=model["model_path"],
+                tokenizer_path=model["tokenizer_path"],
+                served_name=server.get("served_model_name") or model["model_path"],
+                version=server["version"],
+                architecture=next(iter(model.get("architectures") or []), ""),
+                longest_prompt=server.get("max_req_input_len"),
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise EngineError(
+                f"{self.url} answers, but not as an SGLang server does: {error!r}", retriable=False
+            ) from error
+
+    async def capture(
+        self, prompt: Prompt, *, layers: Iterable[int] | None = None, last_hidden: LastHidden | None = None
+    ) -> None:
+        """Have the server compute a prompt, marked; its dump appears in the server's spool, or the reason why not.
+
+        Raises:
+            EngineError: the server refused the prompt (too long, say), was stopped, or could not be reached.
+            MarkError: the layers or the kind of last hidden state are malformed.
+        """
+        mark = build_mark(prompt.capture_id, layers=layers, last_hidden=last_hidden, token=self._token)
+        content = {"text": prompt.text} if prompt.input_ids is None else {"input_ids": prompt.input_ids}
+        sampling = {"max_new_tokens": 1, "temperature": 0, "custom_params": mark}
+        answer = await self._request("POST", "/generate", {**content, "sampling_params": sampling})
+        reason = answer.get("meta_info", {}).get("finish_reason") if isinstance(answer, dict) else None
+        if isinstance(reason, dict) and reason.get("type") == "abort":
+            raise EngineError(f"the server broke the request off: {reason.get('message', 'aborted')}", retriable=True)
+
+    async def _request(self, method: str, path: str, body: object = None) -> Any:
+        try:
+            response = await self._http.request(method, path, json=body)
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            raise EngineUnreachable(self.url, reason_of(error)) from error
+        except httpx.HTTPError as error:
+            raise EngineError(f"the connection to {self.url} broke: {reason_of(error)}", retriable=True) from error
+        if response.is_success:
+            return read_json(response)
+        message = f"{self.url}{path} answered {response.status_code}: {_sglang_message(response)}"
+        if response.status_code == httpx.codes.UNAUTHORIZED:
+            message += "; the server was started with --api-key: give the client the same key"
+        raise EngineError(message, retriable=response.status_code in RETRIABLE_STATUS)
+
+
+def _sglang_message(response: httpx.Response) -> str:
+    """SGLang puts its message under ``error.message``, ``error`` or ``message``, by route."""
+    answer = read_json(response)
+    found = answer.get("error", answer.get("message")) if isinstance(answer, dict) else None
+    if isinstance(found, dict):
+        found = found.get("message")
+    return str(found or response.text or response.reason_phrase)[:500]

@@ -1,0 +1,80 @@
+"""Exports: what each trainer reads, written from a dataset.
+
+A new format is a module here and an entry in ``_EXPORTERS``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from sglang_capture.errors import UsageError
+from sglang_capture.export.base import Exporter, ExportError, ExportSummary, Progress, SkippedSample
+from sglang_capture.export.specforge import SpecForgeEagle3
+from sglang_capture.shards import CaptureDataset
+
+__all__ = [
+    "ExportError",
+    "ExportSummary",
+    "Exporter",
+    "SkippedSample",
+    "export_dataset",
+    "exporters",
+    "get_exporter",
+]
+
+_EXPORTERS: Final[tuple[Exporter, ...]] = (SpecForgeEagle3(),)
+
+
+def exporters() -> tuple[Exporter, ...]:
+    """Every exporter there is."""
+    return _EXPORTERS
+
+
+def get_exporter(name: str) -> Exporter:
+    """The exporter of that name.
+
+    Raises:
+        UsageError: there is none; the message lists the names there are.
+    """
+    for exporter in _EXPORTERS:
+        if exporter.name == name:
+            return exporter
+    known = ", ".join(f"{exporter.name} ({exporter.description})" for exporter in _EXPORTERS)
+    raise UsageError(f"unknown export format {name!r}: give one of {known}")
+
+
+def export_dataset(
+    dataset_path: Path,
+    to: str,
+    out: Path,
+    *,
+    ids: Iterable[str] | None = None,
+    progress: Progress = lambda done, total: None,
+) -> ExportSummary:
+    """Write a dataset, or the samples ``ids`` of it, in a trainer's format; an interrupted export goes on.
+
+    Raises:
+        UsageError: the format or a sample id is unknown.
+        ExportError: the format cannot hold these captures, or ``out`` cannot be written or holds something else.
+        DatasetError: the dataset cannot be read.
+    """
+    exporter = get_exporter(to)
+    dataset = CaptureDataset(dataset_path, rank=0, world_size=1)
+    exporter.check(dataset.spec)
+    rows = _rows(dataset, ids)
+    if not rows:
+        raise ExportError(f"nothing to export: {dataset_path} holds {len(dataset)} samples, and none was asked for")
+    return exporter.export(dataset, out, rows, progress)
+
+
+def _rows(dataset: CaptureDataset, ids: Iterable[str] | None) -> list[int]:
+    if ids is None:
+        return list(range(len(dataset)))
+    places = {sample_id: row for row, sample_id in enumerate(dataset.ids)}
+    wanted = list(dict.fromkeys(ids))
+    if unknown := [sample_id for sample_id in wanted if sample_id not in places]:
+        shown = ", ".join(unknown[:5]) + (" …" if len(unknown) > 5 else "")
+        raise UsageError(f"{len(unknown)} of {len(wanted)} sample ids are not in {dataset.path}: {shown}")
+    return sorted(places[sample_id] for sample_id in wanted)

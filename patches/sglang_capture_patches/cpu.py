@@ -121,6 +121,8 @@ def _environment(given: Sequence[str], current: Mapping[str, str]) -> dict[str, 
         "SGLANG_CPU_OMP_THREADS_BIND": "|".join(map(str, range(_ranks(given)))),
         # Two OpenMP threads on busy cores can make one small forward take seconds.
         "OMP_NUM_THREADS": "1",
+        # A few small functions would be compiled in C++ at the first request, for eight seconds and with a compiler.
+        "TORCHDYNAMO_DISABLE": "1",
         # Ranks talk over gloo; the CUDA build of torch would have SGLang load NCCL, which needs a GPU.
         "SGLANG_NCCL_SO_PATH": "/nonexistent/libnccl.so",
         "HF_HUB_OFFLINE": "1",

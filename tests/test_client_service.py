@@ -36,7 +36,7 @@ def sent(row: dict[str, Any], **options: Any) -> dict[str, Any]:
         bodies.append(json.loads(request.content))
         return httpx.Response(200, json={"id": "x"})
 
-    assert call(answer, lambda client: client.capture(parse_row(row, None), **options)) == {"id": "x"}
+    call(answer, lambda client: client.capture(parse_row(row, None), **options))
     return bodies[0]
 
 
@@ -54,6 +54,14 @@ def test_a_prompt_is_sent_with_all_that_belongs_to_it() -> None:
 def test_what_is_not_set_is_not_sent() -> None:
     """Without an id of the row's own, the service makes one: it depends on the layers, which it alone knows."""
     assert sent({"text": "hi"}) == {"text": "hi"}
+
+
+@pytest.mark.parametrize(("status", "reused"), [(200, True), (201, False)])
+def test_a_record_says_whether_it_was_there_already(status: int, reused: bool) -> None:
+    record = call(
+        lambda _request: httpx.Response(status, json={"id": "x"}), lambda client: client.capture({"text": "hi"})
+    )
+    assert record == {"id": "x", "reused": reused}
 
 
 def failing(answer: httpx.Response) -> ServiceError:

@@ -99,6 +99,8 @@ class ServiceClient:
     ) -> dict[str, Any]:
         """Have a prompt captured, and wait for its record; a capture that is there already is not made again.
 
+        The record's ``reused`` says whether it was.
+
         Args:
             prompt: or what the service takes itself: ``text``, ``messages`` or ``input_ids``, with ``capture_id``,
                 ``loss_mask`` and ``metadata`` where wanted.
@@ -108,7 +110,8 @@ class ServiceClient:
             body["layers"] = list(layers)
         if last_hidden is not None:
             body["last_hidden"] = last_hidden
-        return await self._object("POST", "/capture", json=body)
+        response = await self._request("POST", "/capture", json=body)
+        return {**self._as_object(response), "reused": response.status_code != httpx.codes.CREATED}
 
     async def get(self, capture_id: str) -> dict[str, Any]:
         """The record of one capture."""
@@ -165,11 +168,13 @@ class ServiceClient:
                 return
 
     async def _object(self, method: str, path: str, **request: Any) -> dict[str, Any]:
-        answer = read_json(await self._request(method, path, **request))
+        return self._as_object(await self._request(method, path, **request))
+
+    def _as_object(self, response: httpx.Response) -> dict[str, Any]:
+        answer = read_json(response)
         if not isinstance(answer, dict):
-            raise ServiceError(
-                status=502, kind="", title="", detail=f"{self.url}{path} is not the side service of sglang-capture"
-            )
+            detail = f"what answers at {self.url} is not the side service of sglang-capture"
+            raise ServiceError(status=502, kind="", title="", detail=detail)
         return cast("dict[str, Any]", answer)
 
     async def _request(self, method: str, path: str, **request: Any) -> httpx.Response:

@@ -6,6 +6,6 @@ turns a conversation into ids with the model's own chat template.
 
 from sglang_capture.prompts.chat import ChatTokenizer
 from sglang_capture.prompts.jsonl import read_jsonl
-from sglang_capture.prompts.rows import Prompt, RowError, check_vocabulary, identity, parse_row
+from sglang_capture.prompts.rows import Prompt, RowError, check_vocabulary, parse_row
 
-__all__ = ["ChatTokenizer", "Prompt", "RowError", "check_vocabulary", "identity", "parse_row", "read_jsonl"]
+__all__ = ["ChatTokenizer", "Prompt", "RowError", "check_vocabulary", "parse_row", "read_jsonl"]

@@ -1,0 +1,38 @@
+"""`sglang-capture doctor`: what is installed, what would be hooked, and what is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def doctor(
+    server: Annotated[str | None, typer.Option(help="address of the SGLang server; as its plugin says")] = None,
+    service: Annotated[str | None, typer.Option(help="address of the side service; http://127.0.0.1:30080")] = None,
+    model: Annotated[str | None, typer.Option(help="directory or Hub name of a model, to see what is captured")] = None,
+    spool: Annotated[
+        Path | None, typer.Option(envvar="SGLANG_CAPTURE_DIR", help="the spool; /dev/shm/sglang_capture")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print the findings as JSON")] = False,
+) -> None:
+    """Look for what could be wrong, and say what to do about it.
+
+    ✓ is well, ! may be meant so (a server that does not run yet), ✗ is wrong. Exit code 1 if anything is wrong.
+    An address that you name must answer.
+
+    Example: `sglang-capture doctor --server http://127.0.0.1:30000`
+    """
+    from sglang_capture.commands._checks import run_checks
+    from sglang_capture.commands._output import print_json, say
+
+    checks = []
+    for check in run_checks(server=server, service=service, model=model, spool=spool):
+        checks.append(check)
+        if not as_json:
+            say(check.line(), check.state)
+    wrong = any(check.state == "wrong" for check in checks)
+    if as_json:
+        print_json({"ok": not wrong, "checks": [check.as_dict() for check in checks]})
+    raise typer.Exit(1 if wrong else 0)

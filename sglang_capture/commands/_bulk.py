@@ -165,12 +165,12 @@ class BulkSender:
             finally:
                 for task in (*workers, stopped):
                     task.cancel()
-                await asyncio.gather(*workers, stopped, return_exceptions=True)
+                await asyncio.gather(done, *workers, stopped, return_exceptions=True)
         return self.tally
 
     async def _work(self, thread: ThreadPoolExecutor) -> None:
         loop = asyncio.get_running_loop()
-        while (item := await loop.run_in_executor(thread, self._reader.next)) is not None:
+        while (item := await loop.run_in_executor(thread, self._reader.next)) is not None and not self._stop.is_set():
             line, body = item
             if body is None:
                 self.tally.duplicates += 1
@@ -221,8 +221,7 @@ class BulkSender:
         self.tally.waiting = str(error)
         if time.monotonic() - self._last_settled > self._patience:
             self.stop(f"nothing was captured for {self._patience:g} s. {error}")
-        backoff = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2 ** min(attempt, 10))
-        await asyncio.sleep((error.retry_after or backoff) * random.uniform(0.5, 1.0))
+        await asyncio.sleep(pause_seconds(error, attempt))
 
     def _settled(self) -> None:
         self.tally.waiting = ""
@@ -232,6 +231,12 @@ class BulkSender:
         fault = Fault(line, reason)
         self.tally.add_fault(fault)
         self._on_fault(fault)
+
+
+def pause_seconds(error: ServiceError, attempt: int) -> float:
+    """How long to wait after a failure: longer each time, and not all rows at the same moment."""
+    longest = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2 ** min(attempt, 10))
+    return (error.retry_after or longest) * random.uniform(0.5, 1.0)
 
 
 def _as_it_is(row: dict[str, Any]) -> dict[str, Any]:

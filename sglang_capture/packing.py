@@ -1,0 +1,155 @@
+"""Packing a spool into a dataset without a service: for dumps that were kept, or made on another machine."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from sglang_capture import spool
+from sglang_capture.dump import Dump, DumpError, load_dump
+from sglang_capture.errors import UsageError
+from sglang_capture.shards import CaptureDataset, DatasetWriter, Sample, SampleError, ShardEntry, check_sample
+from sglang_capture.spec import CaptureSpec
+
+MOST_SAMPLES = 4096
+"""Samples of one shard at most: each one's dump is mapped meanwhile, and a process may have some 65,000 mappings."""
+
+Progress = Callable[[int, int], None]
+"""Called with the dumps done and the dumps in all."""
+
+
+@dataclass
+class PackSummary:
+    """What a pack did."""
+
+    shards: list[ShardEntry] = field(default_factory=list)
+    already: list[str] = field(default_factory=list)
+    """Captures that the dataset had, row for row the same."""
+    skipped: dict[str, str] = field(default_factory=dict)
+    """Captures that were left out, and why."""
+
+    @property
+    def samples(self) -> int:
+        return sum(shard.samples for shard in self.shards)
+
+
+def pack_spool(
+    directory: Path,
+    dataset: Path,
+    *,
+    ids: Sequence[str] | None = None,
+    most_bytes: int = 1 << 30,
+    remove: bool = False,
+    progress: Progress = lambda done, total: None,
+) -> PackSummary:
+    """Pack the dumps in ``directory`` (or those of ``ids``) into ``dataset``, which is made if it is not there.
+
+    Packing again after an interruption goes on: what the dataset has, it keeps.
+
+    Args:
+        most_bytes: payload of one shard at most.
+        remove: remove each dump once its shard is part of the dataset; by default all are kept.
+
+    Raises:
+        UsageError: there is no dump, an id has none, or the dumps were captured under several specs.
+        DatasetError: the dataset holds captures of another spec, or cannot be written.
+    """
+    paths = _paths(directory, ids)
+    summary = PackSummary()
+    spec = _one_spec(paths, summary)
+    if spec is None:
+        return summary
+    with DatasetWriter(dataset, spec) as writer:
+        for batch in _batches(paths, most_bytes, summary):
+            new = [sample for sample in batch if _is_new(sample, writer, dataset, summary)]
+            if new:
+                summary.shards.append(writer.write_shard(new))
+            for sample in batch:
+                if remove and sample.sample_id not in summary.skipped:
+                    spool.remove(directory, sample.sample_id)
+            progress(summary.samples + len(summary.already) + len(summary.skipped), len(paths))
+    return summary
+
+
+def _paths(directory: Path, ids: Sequence[str] | None) -> list[Path]:
+    if not directory.is_dir():
+        raise UsageError(f"there is no spool at {directory}: name the directory that holds the .pt files")
+    if ids is None:
+        found = sorted(spool.dumps(directory))
+    else:
+        found = [spool.dump_path(directory, capture_id) for capture_id in dict.fromkeys(ids)]
+        if missing := [path.name for path in found if not path.exists()]:
+            raise UsageError(f"{directory} has no {', '.join(missing[:10])}")
+    if not found:
+        raise UsageError(f"{directory} holds no dump (no file named <capture id>.pt)")
+    return found
+
+
+def _one_spec(paths: Sequence[Path], summary: PackSummary) -> CaptureSpec | None:
+    """The spec of all readable dumps; ``None`` if none is readable."""
+    specs: dict[str, CaptureSpec] = {}
+    names: dict[str, list[str]] = defaultdict(list)
+    for path in paths:
+        if dump := _load(path, summary):
+            specs.setdefault(dump.spec.digest, dump.spec)
+            names[dump.spec.digest].append(dump.capture_id)
+    if len(specs) > 1:
+        first, *others = specs.values()
+        lines = [
+            f"{len(names[digest])} like {names[digest][0]}: layers {list(specs[digest].layers)}, "
+            f"last hidden {specs[digest].last_hidden}, {specs[digest].model_path}"
+            for digest in specs
+        ]
+        differences = dict.fromkeys(line for other in others for line in first.differences(other))
+        raise UsageError(
+            f"the dumps have {len(specs)} different specs, and a dataset holds one ({'; '.join(differences)}). "
+            f"Found {'; '.join(lines)}. Pack each into a dataset of its own with --ids"
+        )
+    return next(iter(specs.values()), None)
+
+
+def _load(path: Path, summary: PackSummary) -> Dump | None:
+    try:
+        dump = load_dump(path)
+        check_sample(Sample(path.name.removesuffix(spool.DUMP_SUFFIX), dump), dump.spec)
+        return dump
+    except FileNotFoundError:
+        summary.skipped[path.name.removesuffix(spool.DUMP_SUFFIX)] = "its dump vanished meanwhile"
+    except (DumpError, SampleError) as error:
+        summary.skipped[path.name.removesuffix(spool.DUMP_SUFFIX)] = str(error)
+    return None
+
+
+def _batches(paths: Sequence[Path], most_bytes: int, summary: PackSummary) -> Iterator[list[Sample]]:
+    batch: list[Sample] = []
+    size = 0
+    for path in paths:
+        dump = _load(path, summary)
+        if dump is None:
+            continue
+        payload = dump.tokens * dump.spec.bytes_per_token
+        if batch and (size + payload > most_bytes or len(batch) >= MOST_SAMPLES):
+            yield batch
+            batch, size = [], 0
+        batch.append(Sample(path.name.removesuffix(spool.DUMP_SUFFIX), dump))
+        size += payload
+    if batch:
+        yield batch
+
+
+def _is_new(sample: Sample, writer: DatasetWriter, dataset: Path, summary: PackSummary) -> bool:
+    """Whether the dataset lacks a sample. One that it has is compared, not taken on its name's word."""
+    if writer.shard_of(sample.sample_id) is None:
+        return True
+    there = CaptureDataset(dataset, rank=0, world_size=1).by_id(sample.sample_id)
+    dump = sample.dump
+    mine = {"input_ids": dump.input_ids, "hidden_states": dump.hidden_states, **dump.last_hidden}
+    if all(torch.equal(there[name], tensor) for name, tensor in mine.items()):
+        summary.already.append(sample.sample_id)
+    else:
+        summary.skipped[sample.sample_id] = f"{dataset} has another capture of this id"
+    return False

@@ -1,0 +1,153 @@
+"""What is asked for, checked before anything is sent: a prompt, its layers, and what its capture will be."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import xxhash
+
+from sglang_capture.catalog import CaptureRow, pack_mask
+from sglang_capture.dump import reserved_bytes
+from sglang_capture.errors import CaptureError
+from sglang_capture.layers import LayerError, canonical_layers
+from sglang_capture.prompts import ChatTokenizer, Prompt, RowError, check_vocabulary, parse_row
+from sglang_capture.service.monitor import SpoolMonitor
+from sglang_capture.service.problems import ProblemError
+from sglang_capture.service.settings import ServiceSettings
+from sglang_capture.spec import CaptureSpec, LastHidden, SpecError
+from sglang_capture.spool import SpoolStatus
+
+RESERVED_IDS = frozenset({"jobs", "shards", "export"})
+"""Ids that cannot be asked for: below ``/capture/`` these are routes."""
+
+_SPECIAL_TOKENS = 8
+"""Most tokens that a tokenizer puts around a text by itself."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A capture to make: the prompt, and what the client wants otherwise than the server is set."""
+
+    prompt: Prompt
+    layers: tuple[int, ...] | None = None
+    last_hidden: LastHidden | None = None
+
+    @property
+    def capture_id(self) -> str:
+        return self.prompt.capture_id
+
+    @property
+    def digest(self) -> str:
+        """What the record keeps to know the same request again: of what is sent, and of the loss mask."""
+        mask = b"" if self.loss_mask is None else self.loss_mask
+        return xxhash.xxh3_128_hexdigest(self.prompt.digest.encode() + mask)
+
+    @property
+    def loss_mask(self) -> bytes | None:
+        return None if self.prompt.loss_mask is None else pack_mask(self.prompt.loss_mask)
+
+    def spec(self, status: SpoolStatus) -> CaptureSpec:
+        """What the capture will be, on the server of ``status``.
+
+        Raises:
+            ProblemError: the model has no such layer, or a token id is outside its vocabulary.
+        """
+        spec = expected_spec(status, self.layers, self.last_hidden)
+        try:
+            check_vocabulary(self.prompt, spec.vocab_size)
+        except RowError as error:
+            raise ProblemError("invalid-row", str(error)) from error
+        return spec
+
+    def most_bytes(self, spec: CaptureSpec) -> int:
+        """Most bytes its dump can take: a text has at most a token for each byte."""
+        if self.prompt.input_ids is not None:
+            return reserved_bytes(len(self.prompt.input_ids), spec)
+        return reserved_bytes(len((self.prompt.text or "").encode()) + _SPECIAL_TOKENS, spec)
+
+    def is_of(self, row: CaptureRow) -> bool:
+        """Whether a record with a dump can be told to be of this very request.
+
+        A dump that came from elsewhere has no request digest; an id made from the content still proves it.
+        """
+        if row.request_digest is not None:
+            return row.request_digest == self.digest
+        return self.loss_mask is None and row.id.startswith(_content_id(self.prompt))
+
+
+class AskReader:
+    """Turns requests and JSONL rows into asks, with the tokenizer of the server's model. Blocks; safe for threads."""
+
+    def __init__(self, settings: ServiceSettings, monitor: SpoolMonitor):
+        self._settings = settings
+        self._monitor = monitor
+        self._lock = threading.Lock()
+        self._tokenizer: ChatTokenizer | None = None
+
+    def read(
+        self, row: Mapping[str, Any], *, layers: list[int] | None = None, last_hidden: LastHidden | None = None
+    ) -> Ask:
+        """The ask of one row.
+
+        Where the row has no id and layers or a last hidden state are asked for, they are part of the id that is made:
+        the same rows may be captured with several sets of layers.
+
+        Raises:
+            ProblemError: the row or the layers cannot be used, or ``messages`` come and there is no tokenizer.
+        """
+        try:
+            chosen = None if layers is None else canonical_layers(layers)
+            prompt = self._parse(row)
+        except LayerError as error:
+            raise ProblemError("invalid-request", str(error)) from error
+        except RowError as error:
+            raise ProblemError("invalid-row", str(error)) from error
+        except CaptureError as error:
+            raise ProblemError("no-tokenizer", str(error)) from error
+        if prompt.capture_id in RESERVED_IDS:
+            raise ProblemError("invalid-row", f"{prompt.capture_id} is the name of a route: give another capture_id")
+        if not prompt.named and (chosen is not None or last_hidden is not None):
+            asked = xxhash.xxh3_64_hexdigest(repr((chosen, last_hidden)).encode())[:8]
+            prompt = replace(prompt, capture_id=f"{prompt.capture_id}-{asked}")
+        return Ask(prompt, chosen, last_hidden)
+
+    def _parse(self, row: Mapping[str, Any]) -> Prompt:
+        if row.get("messages") is None:
+            return parse_row(row, None)
+        with self._lock:
+            return parse_row(row, self._tokenizer_now())
+
+    def _tokenizer_now(self) -> ChatTokenizer:
+        status = self._monitor.status
+        path = self._settings.tokenizer or (status and (status.tokenizer_path or status.model_path))
+        if not path:
+            raise CaptureError(
+                "messages need the model's tokenizer, and no server has named one yet: start SGLang with the plugin, "
+                "or set SGLANG_CAPTURE_TOKENIZER"
+            )
+        if self._tokenizer is None or self._tokenizer.path != path:
+            self._tokenizer = ChatTokenizer(path, trust_remote_code=self._settings.trust_remote_code)
+        return self._tokenizer
+
+
+def expected_spec(status: SpoolStatus, layers: tuple[int, ...] | None, last_hidden: LastHidden | None) -> CaptureSpec:
+    """The spec that the server of ``status`` gives captures which ask for this.
+
+    Raises:
+        ProblemError: its model has no such layer.
+    """
+    wanted = {"layers": layers, "last_hidden": last_hidden}
+    try:
+        return CaptureSpec.from_json(
+            json.dumps({**status.spec, **{name: value for name, value in wanted.items() if value is not None}})
+        )
+    except (LayerError, SpecError) as error:
+        raise ProblemError("invalid-request", str(error)) from error
+
+
+def _content_id(prompt: Prompt) -> str:
+    return f"r-{prompt.digest}"

@@ -1,0 +1,75 @@
+"""What the plugin says of itself: ``status.json``, read twice a second."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from sglang_capture import spool
+from sglang_capture.service.problems import ProblemError
+from sglang_capture.service.settings import DEFAULT_SERVER
+from sglang_capture.spool import SpoolStatus
+
+_READ_SECONDS = 0.5
+
+
+class SpoolMonitor:
+    """The newest status of the server on one spool."""
+
+    def __init__(self, directory: Path):
+        self.directory = directory
+        self.status: SpoolStatus | None = None
+        self._news = asyncio.Condition()
+
+    async def run(self) -> None:
+        while True:
+            self.refresh()
+            async with self._news:
+                self._news.notify_all()
+            await asyncio.sleep(_READ_SECONDS)
+
+    def refresh(self) -> SpoolStatus | None:
+        """Read the status now; a file of a few hundred bytes in memory needs no worker thread."""
+        self.status = spool.read_status(self.directory)
+        return self.status
+
+    async def look_again(self) -> None:
+        """Wait until the status has been read once more."""
+        async with self._news:
+            await self._news.wait()
+
+    def problem(self) -> str | None:
+        """Why nothing can be captured now, and what to do; ``None`` if all is well."""
+        status = self.status
+        if status is None:
+            return (
+                f"no server with the plugin uses the spool {self.directory}: start SGLang with "
+                "SGLANG_PLUGINS=sglang_capture and the same SGLANG_CAPTURE_DIR as this service"
+            )
+        if not status.alive:
+            return (
+                f"the server on the spool {self.directory} (process {status.pid}) has stopped writing its status: it "
+                "was stopped or hangs; start SGLang again with SGLANG_PLUGINS=sglang_capture"
+            )
+        if status.state == "refused":
+            return f"the plugin is loaded but cannot capture: {status.problem}"
+        if status.state == "off":
+            return "the plugin is switched off: start SGLang with SGLANG_CAPTURE_MODE=marked"
+        return None
+
+    def require(self) -> SpoolStatus:
+        """The status of a server that captures, read now.
+
+        Raises:
+            ProblemError: there is none (``no-plugin``).
+        """
+        status = self.refresh()
+        if (problem := self.problem()) or status is None:
+            raise ProblemError("no-plugin", problem or "")
+        return status
+
+    def server_url(self, configured: str | None) -> str:
+        """Where SGLang listens: as configured, else as its plugin says, else its usual port."""
+        if configured or not (self.status and self.status.url):
+            return configured or DEFAULT_SERVER
+        return self.status.url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")

@@ -177,7 +177,7 @@ def read_lineage(out: Path) -> Lineage | None:
     path = out / LINEAGE_NAME
     try:
         return Lineage.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValidationError) as error:
         raise ExportError(f"{path} cannot be read ({error}): export into an empty folder") from error

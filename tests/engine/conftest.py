@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from engine.oracle import Oracle
+import torch
 
+from engine.captures import CapturingServer, spool_directory
+from engine.oracle import Oracle
 from sglang_capture.tiny_model import make_tiny_model
+
+FLOAT32 = ("--dtype", "float32")
 
 
 @pytest.fixture(scope="session")
@@ -36,3 +42,31 @@ def _made(tmp_path_factory: pytest.TempPathFactory, *, layers: int) -> Path:
     directory = tmp_path_factory.mktemp(f"tiny{layers}")
     make_tiny_model(directory, layers=layers)
     return directory
+
+
+@pytest.fixture(scope="session")
+def server(tiny6_model_dir: Path) -> Iterator[CapturingServer]:
+    """The usual server: float32, prefix cache on, everything else as SGLang sets it."""
+    with spool_directory() as spool, CapturingServer(tiny6_model_dir, spool, *FLOAT32, layers="0,3,5") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def chunking_server(tiny_model_dir: Path) -> Iterator[CapturingServer]:
+    """61 layers, and prompts in chunks of 64."""
+    arguments = (*FLOAT32, "--chunked-prefill-size", "64")
+    with spool_directory() as spool, CapturingServer(tiny_model_dir, spool, *arguments) as running:
+        yield running
+
+
+@pytest.fixture
+def new_id() -> Callable[[], str]:
+    """Capture ids that no test has used."""
+    return lambda: f"test-{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def draw(oracle6: Oracle) -> Callable[[int], list[int]]:
+    """Prompts that no test has used, safe for the oracle of the six-layer model."""
+    generator = torch.Generator().manual_seed(uuid.uuid4().int % (1 << 60))
+    return lambda length: oracle6.draw_prompt(length, generator)

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -132,10 +133,8 @@ class EngineServer:
         """Ask it to end, and see to it that it did, with all its processes."""
         if self.alive:
             os.kill(self.pid, signal.SIGTERM)
-            try:
+            with suppress(subprocess.TimeoutExpired):  # what is left is killed now
                 self._process.wait(timeout=20)
-            except subprocess.TimeoutExpired:
-                pass  # what is left is killed now
         self.kill()
         self._http.close()
         self._log.unlink(missing_ok=True)
@@ -175,7 +174,5 @@ def _group(leader: int) -> list[int]:
 
 
 def _send_kill(pid: int) -> None:
-    try:
+    with suppress(ProcessLookupError):  # it ended by itself meanwhile
         os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass  # it ended by itself meanwhile

@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+
 from engine.oracle import Oracle
 from engine.server import EngineServer
 

@@ -1,0 +1,118 @@
+"""What the engine tests share: spools of their own, waiting for a capture, and comparing one with the oracle."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.oracle import Oracle
+from engine.server import EngineServer
+from sglang_capture.dump import Dump, load_dump
+from sglang_capture.spec import LAST_HIDDEN_KEYS
+from sglang_capture.spool import (
+    Counts,
+    Failure,
+    dump_path,
+    failure_path,
+    read_failure,
+    read_status,
+)
+
+FLOAT32_TOLERANCE = 1e-5
+"""Relative error of a row; a few 1e-7 is what is seen."""
+
+WAIT_SECONDS = 60
+
+
+@contextmanager
+def spool_directory() -> Iterator[Path]:
+    """A directory in shared memory, for the length of a ``with`` block."""
+    parent = Path(tempfile.mkdtemp(prefix="sglang-capture-test-", dir="/dev/shm"))
+    try:
+        yield parent / "spool"
+    finally:
+        shutil.rmtree(parent, ignore_errors=True)
+
+
+class CapturingServer(EngineServer):
+    """An engine with the plugin, and its spool."""
+
+    def __init__(self, model_dir: Path, spool: Path, *arguments: str, **settings: str) -> None:
+        env = {"SGLANG_CAPTURE_DIR": str(spool), **{f"SGLANG_CAPTURE_{k.upper()}": v for k, v in settings.items()}}
+        super().__init__(model_dir, *arguments, plugins="sglang_capture", env=env)
+        self.spool = spool
+
+    def capture(self, input_ids: Any, mark: dict[str, Any], **more: Any) -> Any:
+        return self.generate(input_ids, custom_params=mark, **more)
+
+    def dump(self, capture_id: str) -> Dump:
+        """The dump of a capture, when it is there; a failure instead raises."""
+        path = dump_path(self.spool, capture_id)
+        for _ in _until_deadline():
+            if path.exists():
+                return load_dump(path)
+            failure = read_failure(failure_path(self.spool, capture_id))
+            if failure is not None:
+                raise AssertionError(f"{capture_id} {failure.kind}: {failure.reason}")
+        raise AssertionError(f"{capture_id} neither came nor failed; the log ends: {self.log_text()[-3000:]}")
+
+    def failure(self, capture_id: str) -> Failure:
+        """Why a capture has no dump, when it is written."""
+        for _ in _until_deadline():
+            failure = read_failure(failure_path(self.spool, capture_id))
+            if failure is not None:
+                assert not dump_path(self.spool, capture_id).exists()
+                return failure
+        raise AssertionError(f"{capture_id} did not fail; the log ends: {self.log_text()[-3000:]}")
+
+    def counts(self) -> Counts:
+        """The counts in a status written after this call."""
+        asked = time.time()
+        for _ in _until_deadline():
+            status = read_status(self.spool)
+            if status is not None and status.time > asked:
+                return status.counts
+        raise AssertionError("the status is not written any more")
+
+    def assert_serving(self) -> None:
+        assert self.generate([20, 21, 22])["meta_info"]["prompt_tokens"] == 3
+
+
+def assert_rows_agree(
+    dump: Dump, oracle: Oracle, input_ids: Sequence[int], tolerance: float = FLOAT32_TOLERANCE
+) -> None:
+    """Every row of every tensor against transformers; the embeddings exactly."""
+    run = oracle.run(input_ids)
+    assert dump.input_ids.tolist() == list(input_ids)
+    for number, index in enumerate(dump.spec.layers):
+        found, expected = dump.hidden_states[:, number], run.hidden_states[index]
+        if index == 0:
+            assert torch.equal(found.float(), expected.to(found.dtype).float()), "the embeddings differ"
+        error = relative_error(found, expected)
+        assert error < tolerance, f"hidden-state index {index} differs by {error:.1e}"
+    states = {LAST_HIDDEN_KEYS["post"]: run.hidden_states[-1], LAST_HIDDEN_KEYS["pre"]: run.prenorm}
+    assert dump.last_hidden.keys() == set(dump.spec.last_hidden_keys)
+    for key, found in dump.last_hidden.items():
+        error = relative_error(found, states[key])
+        assert error < tolerance, f"{key} differs by {error:.1e}"
+
+
+def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """The worst row's ``|found - expected| / |expected|``."""
+    assert found.shape == expected.shape
+    difference = (found.float() - expected.float()).norm(dim=-1)
+    return float((difference / expected.float().norm(dim=-1)).max())
+
+
+def _until_deadline() -> Iterator[None]:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while time.monotonic() < deadline:
+        yield
+        time.sleep(0.02)

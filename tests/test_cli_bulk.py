@@ -22,7 +22,8 @@ Script = Callable[[dict[str, Any], int], Answer]
 """What the service answers to a body, given how often it was sent before."""
 
 RECORD = {"tokens": 2, "bytes": 10}
-CREATED = httpx.Response(201, json=RECORD)
+CREATED = httpx.Response(200, json=RECORD, headers={"Capture-Reused": "false"})
+REUSED = httpx.Response(200, json=RECORD, headers={"Capture-Reused": "true"})
 
 
 @pytest.fixture(autouse=True)
@@ -93,7 +94,7 @@ def test_every_row_is_sent_once_and_counted() -> None:
 
 
 def test_what_was_there_already_is_not_counted_as_captured() -> None:
-    tally = send(ScriptedService(lambda _body, _before: httpx.Response(200, json=RECORD)), texts(3))
+    tally = send(ScriptedService(lambda _body, _before: REUSED), texts(3))
     assert (tally.captured, tally.reused, tally.tokens) == (0, 3, 0)
 
 

@@ -111,7 +111,7 @@ class ServiceClient:
         if last_hidden is not None:
             body["last_hidden"] = last_hidden
         response = await self._request("POST", "/capture", json=body)
-        return {**self._as_object(response), "reused": response.status_code != httpx.codes.CREATED}
+        return {**self._as_object(response), "reused": response.headers.get("Capture-Reused") == "true"}
 
     async def get(self, capture_id: str) -> dict[str, Any]:
         """The record of one capture."""

@@ -9,20 +9,26 @@ import typer
 
 
 def doctor(
-    server: Annotated[str | None, typer.Option(help="address of the SGLang server; as its plugin says")] = None,
-    service: Annotated[str | None, typer.Option(help="address of the side service; http://127.0.0.1:30080")] = None,
-    model: Annotated[str | None, typer.Option(help="directory or Hub name of a model, to see what is captured")] = None,
-    spool: Annotated[
-        Path | None, typer.Option(envvar="SGLANG_CAPTURE_DIR", help="the spool; /dev/shm/sglang_capture")
+    server: Annotated[
+        str | None, typer.Option(help="Address of the SGLang server; by default as its plugin says.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print the findings as JSON")] = False,
+    service: Annotated[
+        str | None, typer.Option(help="Address of the side service; by default http://127.0.0.1:30080.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Directory or Hub name of a model: show what would be captured.")
+    ] = None,
+    spool: Annotated[
+        Path | None, typer.Option(envvar="SGLANG_CAPTURE_DIR", help="The spool; by default /dev/shm/sglang_capture.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Look for what could be wrong, and say what to do about it.
 
     ✓ is well, ! may be meant so (a server that does not run yet), ✗ is wrong. Exit code 1 if anything is wrong.
     An address that you name must answer.
 
-    Example: `sglang-capture doctor --server http://127.0.0.1:30000`
+    Example: sglang-capture doctor --server http://127.0.0.1:30000
     """
     from sglang_capture.commands._checks import run_checks
     from sglang_capture.commands._output import print_json, say

@@ -9,36 +9,40 @@ import typer
 
 
 def estimate(
-    file: Annotated[Path, typer.Argument(help="JSONL, as `run` takes it")],
-    model: Annotated[str | None, typer.Option(help="directory or Hub name of the model")] = None,
+    file: Annotated[Path, typer.Argument(help="JSONL, as `run` takes it.")],
+    model: Annotated[str | None, typer.Option(help="Directory or Hub name of the model.")] = None,
     service: Annotated[
-        str | None, typer.Option(help="address of a side service, to take the model, spool and disk that it uses")
+        str | None, typer.Option(help="Address of a side service: take the model, spool and disk that it uses.")
     ] = None,
-    layers: Annotated[str | None, typer.Option(help="hidden-state indices, like 3,31,59; as a server has it")] = None,
+    layers: Annotated[
+        str | None, typer.Option(help="Hidden-state indices, like 3,31,59; by default as a server has them.")
+    ] = None,
     last_hidden: Annotated[
-        str | None, typer.Option(help="last hidden state: none, post, pre or both; as a server has it")
+        str | None, typer.Option(help="Last hidden state: none, post, pre or both; by default as a server has it.")
     ] = None,
-    tokenizer: Annotated[str | None, typer.Option(help="directory or Hub name; the model's own")] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Counts the tokens: a directory or a Hub name; by default the model's.")
+    ] = None,
     trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="let the tokenizer run code that comes with it")
+        bool, typer.Option("--trust-remote-code", help="Let the tokenizer run code that comes with it.")
     ] = False,
     sample: Annotated[
-        int | None, typer.Option(min=1, help="tokenize only so many rows, drawn at random, and scale up")
+        int | None, typer.Option(min=1, help="Tokenize only so many rows, drawn at random, and scale up.")
     ] = None,
     spool: Annotated[
-        Path | None, typer.Option(envvar="SGLANG_CAPTURE_DIR", help="the spool; /dev/shm/sglang_capture")
+        Path | None, typer.Option(envvar="SGLANG_CAPTURE_DIR", help="The spool; by default /dev/shm/sglang_capture.")
     ] = None,
     data: Annotated[
-        Path, typer.Option(envvar="SGLANG_CAPTURE_DATA", help="where the service would keep its datasets")
+        Path, typer.Option(envvar="SGLANG_CAPTURE_DATA", help="Where the service would keep its datasets.")
     ] = Path("captures"),
-    as_json: Annotated[bool, typer.Option("--json", help="print it as JSON")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
 ) -> None:
     """Tokens and bytes that a run would take, against the room there is.
 
     The disk must hold all of it. The spool need not: it only holds what is not packed yet, but the longest conversation
     must fit. Exit code 1 if one of the two is not so.
 
-    Example: `sglang-capture estimate train.jsonl --model moonshotai/Kimi-K2.5 --trust-remote-code --sample 2000`
+    Example: sglang-capture estimate train.jsonl --model moonshotai/Kimi-K2.5 --trust-remote-code --sample 2000
     """
     from sglang_capture.commands._estimate import EstimateOptions, run_estimate
 

@@ -9,34 +9,39 @@ import typer
 
 
 def run(
-    file: Annotated[Path, typer.Argument(help="JSONL with messages, prompt (or text), or input_ids in each row")],
-    service: Annotated[str, typer.Option(help="address of the side service")] = "http://127.0.0.1:30080",
+    file: Annotated[Path, typer.Argument(help="JSONL: messages, prompt (or text), or input_ids in each row.")],
+    service: Annotated[str, typer.Option(help="Address of the side service.")] = "http://127.0.0.1:30080",
     api_key: Annotated[
-        str | None, typer.Option(envvar="SGLANG_CAPTURE_API_KEY", help="the service's key, if it has one")
+        str | None, typer.Option(envvar="SGLANG_CAPTURE_API_KEY", help="The service's key, if it has one.")
     ] = None,
-    layers: Annotated[str | None, typer.Option(help="hidden-state indices, like 3,31,59; as the server is set")] = None,
+    layers: Annotated[
+        str | None, typer.Option(help="Hidden-state indices, like 3,31,59; by default as the server is set.")
+    ] = None,
     last_hidden: Annotated[
-        str | None, typer.Option(help="last hidden state: none, post, pre or both; as the server is set")
+        str | None, typer.Option(help="Last hidden state: none, post, pre or both; by default as the server is set.")
     ] = None,
-    concurrency: Annotated[int, typer.Option(min=1, max=1024, help="conversations in flight")] = 32,
+    concurrency: Annotated[int, typer.Option(min=1, max=1024, help="Conversations in flight.")] = 32,
     tokenizer: Annotated[
-        str | None, typer.Option(help="directory or Hub name, for rows with messages; the server's own")
+        str | None, typer.Option(help="Lays out messages: a directory or a Hub name; by default the server's.")
     ] = None,
     trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="let the tokenizer run code that comes with it")
+        bool, typer.Option("--trust-remote-code", help="Let the tokenizer run code that comes with it.")
     ] = False,
-    limit: Annotated[int | None, typer.Option(min=1, help="only the first so many rows")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many rows.")] = None,
     patience: Annotated[
-        float, typer.Option(min=0, help="seconds without any progress after which to give up, a restart of the server")
+        float,
+        typer.Option(
+            min=0, help="Give up after so many seconds without any progress; a big model takes long to restart."
+        ),
     ] = 900,
-    as_json: Annotated[bool, typer.Option("--json", help="print the summary as JSON")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Capture the conversations of a JSONL file.
 
     Shows progress, tries again what may mend, and can be stopped and started at will: what was captured is not captured
     twice. A bad row is named and costs only itself. Exit code 1 if anything is missing at the end.
 
-    Example: `sglang-capture run train.jsonl --layers 3,31,59`
+    Example: sglang-capture run train.jsonl --layers 3,31,59
     """
     from sglang_capture.commands._run import RunOptions, run_file
 

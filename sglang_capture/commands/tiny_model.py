@@ -9,18 +9,18 @@ import typer
 
 
 def tiny_model(
-    directory: Annotated[Path, typer.Argument(help="where to write it; made if it is not there", metavar="DIR")],
-    layers: Annotated[int, typer.Option(help="decoder layers")] = 61,
-    hidden: Annotated[int, typer.Option(help="hidden size, a multiple of 16")] = 128,
-    seed: Annotated[int, typer.Option(help="another seed gives other weights")] = 0,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16")] = "float32",
-    as_json: Annotated[bool, typer.Option("--json", help="say what was made as JSON")] = False,
+    directory: Annotated[Path, typer.Argument(help="Where to write it; made if it is not there.", metavar="DIR")],
+    layers: Annotated[int, typer.Option(help="Decoder layers.")] = 61,
+    hidden: Annotated[int, typer.Option(help="Hidden size, a multiple of 16.")] = 128,
+    seed: Annotated[int, typer.Option(help="Another seed gives other weights.")] = 0,
+    dtype: Annotated[str, typer.Option(help="The weights' type: float32, bfloat16 or float16.")] = "float32",
+    as_json: Annotated[bool, typer.Option("--json", help="Say what was made as JSON.")] = False,
 ) -> None:
     """Make a small random DeepSeek-V3 with a tokenizer and a chat template.
 
     SGLang serves it and transformers loads it, without a download; the same arguments give the same bytes.
 
-    Example: `sglang-capture tiny-model ./tiny --layers 61`
+    Example: sglang-capture tiny-model ./tiny --layers 61
     """
     from sglang_capture.commands._output import human_bytes, print_json, say
     from sglang_capture.errors import UsageError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Body, Query
+from fastapi import APIRouter, Body, Query, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 
@@ -25,7 +25,7 @@ router = APIRouter(tags=["captures"])
     "/capture",
     summary="Capture one prompt",
     responses={
-        **answer(RECORD, "the record, once the dump is indexed"),
+        **answer(RECORD, "the record, once the dump is indexed; `Capture-Reused: true` if it was there already"),
         **problem_responses(
             "id-conflict",
             "too-large",
@@ -43,7 +43,7 @@ router = APIRouter(tags=["captures"])
     },
 )
 async def make_capture(
-    request: Annotated[CaptureRequest, Body(openapi_examples=REQUESTS)], service: ServiceDep
+    request: Annotated[CaptureRequest, Body(openapi_examples=REQUESTS)], service: ServiceDep, response: Response
 ) -> CaptureRecord:
     """Sends the prompt to SGLang, marked, and answers with the record when its dump is indexed.
 
@@ -54,6 +54,7 @@ async def make_capture(
         service.reader.read, request.row(), layers=request.layers, last_hidden=request.last_hidden
     )
     captured = await service.sender.capture(ask)
+    response.headers["Capture-Reused"] = str(captured.reused).lower()
     return CaptureRecord.of(captured.row, str(service.settings.dir))
 
 

@@ -12,10 +12,15 @@ from typing import Annotated
 
 import typer
 
+from sglang_capture.commands.demo import demo
 from sglang_capture.commands.doctor import doctor
 from sglang_capture.commands.estimate import estimate
+from sglang_capture.commands.export import export
+from sglang_capture.commands.pack import pack
 from sglang_capture.commands.run import run
+from sglang_capture.commands.serve import serve
 from sglang_capture.commands.tiny_model import tiny_model
+from sglang_capture.commands.verify import verify
 from sglang_capture.errors import CaptureError, UsageError
 
 app = typer.Typer(
@@ -27,9 +32,14 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+app.command("serve")(serve)
 app.command("run")(run)
+app.command("pack")(pack)
+app.command("export")(export)
+app.command("verify")(verify)
 app.command("estimate")(estimate)
 app.command("doctor")(doctor)
+app.command("demo")(demo)
 app.command("tiny-model")(tiny_model)
 
 
@@ -42,7 +52,7 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def _top(
     _version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="print the version")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Turns a stock SGLang server into a source of hidden states for training draft models.

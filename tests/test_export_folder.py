@@ -202,6 +202,11 @@ def test_format_names_are_unique_and_described() -> None:
     assert all(exporter.description for exporter in exporters())
 
 
+def test_every_format_is_in_the_docs() -> None:
+    text = (Path(__file__).parents[1] / "docs/export.md").read_text()
+    assert all(f"| `{exporter.name}` |" in text for exporter in exporters())
+
+
 def test_a_dump_of_a_slice_is_written_with_its_own_rows_only(tmp_path: Path) -> None:
     whole = make_dump(SPEC, "a", 9)
     part = replace(

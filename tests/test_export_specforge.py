@@ -12,6 +12,7 @@ from factories import make_dataset, make_spec
 from sglang_capture.dump import Dump
 from sglang_capture.export import ExportError, export_dataset, get_exporter
 from sglang_capture.export.files import FileExporter
+from sglang_capture.export.serving import eagle3_serving_note, sglang_eagle3_ids
 from sglang_capture.shards import CaptureDataset, DatasetWriter, Sample
 
 SPEC = make_spec()
@@ -131,10 +132,33 @@ def test_both_last_hidden_states_give_the_one_after_the_norm(tmp_path: Path) -> 
     )
 
 
-def test_the_layers_are_told_in_specforges_own_numbers(tmp_path: Path) -> None:
+def test_the_layers_are_told_as_specforge_counts_and_as_sglang_does(tmp_path: Path) -> None:
     make_dataset(tmp_path / "data", SPEC, [2])
     notes = export_dataset(tmp_path / "data", "specforge", tmp_path / "out").notes
-    assert '"eagle_aux_hidden_state_layer_ids": [2, 30, 58]' in notes[0]
+    assert "outputs of layers [2, 30, 58], as SpecForge counts" in notes[0]
+    assert '"eagle_aux_hidden_state_layer_ids": [3, 31, 59]' in notes[1]
+
+
+def loop_indices(architecture: str, ids: list[int]) -> list[int]:
+    """SGLang 0.5.23's ``set_eagle3_layers_to_capture``: models/deepseek_v2.py, and models/llama.py for most others."""
+    as_given = architecture in ("DeepseekV3ForCausalLM", "KimiK25ForConditionalGeneration", "Glm4MoeLiteForCausalLM")
+    return ids if as_given and ids[0] != 1 else [number + 1 for number in ids]
+
+
+@pytest.mark.parametrize(
+    "architecture", ["DeepseekV3ForCausalLM", "KimiK25ForConditionalGeneration", "LlamaForCausalLM"]
+)
+@pytest.mark.parametrize("layers", [(3, 31, 59), (2, 30, 58), (1, 30, 58)])
+def test_the_ids_for_sglang_lead_back_to_the_captured_layers(architecture: str, layers: tuple[int, ...]) -> None:
+    spec = make_spec(architecture=architecture, layers=layers)
+    ids = sglang_eagle3_ids(spec)
+    if ids is None:
+        reachable = [loop_indices(architecture, [first, 30, 58]) for first in range(60)]
+        assert list(layers) not in reachable
+        assert "cannot be served" in eagle3_serving_note(spec)
+    else:
+        assert loop_indices(architecture, ids) == list(layers)
+        assert str(ids) in eagle3_serving_note(spec)
 
 
 def test_what_was_written_decodes_to_what_was_captured(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ import torch
 from sglang_capture.dump import Dump
 from sglang_capture.export.base import ExportError
 from sglang_capture.export.files import FileExporter, as_bfloat16
+from sglang_capture.export.serving import eagle3_serving_note
 from sglang_capture.layers import output_of
 from sglang_capture.spec import CaptureSpec
 
@@ -80,8 +81,8 @@ class SpecForgeEagle3(FileExporter):
     def notes(self, spec: CaptureSpec) -> list[str]:
         layers, outputs = list(spec.layers), list(output_of(spec.layers))
         notes = [
-            f"hidden-state indices {layers} are SpecForge's layers {outputs}: put "
-            f'"eagle_aux_hidden_state_layer_ids": {outputs} into the eagle_config of the draft'
+            f"aux_hidden_state holds hidden-state indices {layers}: outputs of layers {outputs}, as SpecForge counts",
+            eagle3_serving_note(spec),
         ]
         if spec.dtype != "bfloat16":
             notes.append(f"hidden states were converted from {spec.dtype} to bfloat16")

@@ -229,8 +229,8 @@ def _experts(draw: _Draw, prefix: str, hidden: int, width: int) -> Iterator[tupl
 def _router(draw: _Draw, hidden: int) -> torch.Tensor:
     """Expert ``e`` answers to the token's code with the bits of ``e``: the first picks the group, the others the pair.
 
-    The last bit weighs little, so the two experts that a token gets never tie with the third. Which dimension plays which
-    bit, and with which sign, differs from layer to layer.
+    The last bit weighs little, so the two experts that a token gets never tie with the third. Which dimension plays
+    which bit, and with which sign, differs from layer to layer.
     """
     bits = (torch.arange(_EXPERTS)[:, None] >> torch.tensor([2, 1, 0])) & 1
     answer = (bits * 2.0 - 1.0) * torch.tensor([0.5, 1.0, 0.25]) * draw.signs(_CODE)

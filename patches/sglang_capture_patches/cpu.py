@@ -153,17 +153,19 @@ def _ranks(given: Sequence[str]) -> int:
 
 
 def _defaults(given: Sequence[str]) -> list[str]:
-    """Arguments to add: what the user did not give, in whichever way SGLang spells it."""
+    """Arguments to add: what the user did not give."""
     options = {argument.split("=", 1)[0] for argument in given}
-    defaults: list[tuple[str, str]] = [
+    defaults = [
         ("--device", "cpu"),
         ("--attention-backend", "torch_native"),
         # Left to itself SGLang runs a float32 checkpoint in float16, and nothing could be compared closely.
         ("--dtype", "float32"),
         ("--mem-fraction-static", "0.3"),
         ("--max-total-tokens", "16384"),
+        # Else an idle server spins on a core, and here the cores are what computes.
+        ("--sleep-on-idle",),
     ]
-    return [word for option, value in defaults if option not in options for word in (option, value)]
+    return [word for default in defaults if default[0] not in options for word in default]
 
 
 if __name__ == "__main__":

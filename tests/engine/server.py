@@ -131,8 +131,8 @@ class EngineServer:
 
     def stop(self) -> None:
         """Ask it to end, and see to it that it did, with all its processes."""
-        if self.alive:
-            os.kill(self.pid, signal.SIGTERM)
+        if self._process is not None and self.alive:
+            self._process.terminate()
             with suppress(subprocess.TimeoutExpired):  # what is left is killed now
                 self._process.wait(timeout=20)
         self.kill()

@@ -25,9 +25,16 @@ def server(tiny_model_dir: Path) -> Iterator[EngineServer]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def two_ranks(tiny6_model_dir: Path) -> Iterator[EngineServer]:
-    with EngineServer(tiny6_model_dir, "--tp-size", "2") as server:
+TWO_RANKS = {
+    "tensor parallel": ["--tp-size", "2"],
+    "pipeline parallel": ["--pp-size", "2"],
+    "attention data parallel": ["--tp-size", "2", "--dp-size", "2", "--enable-dp-attention"],
+}
+
+
+@pytest.fixture(scope="module", params=TWO_RANKS.values(), ids=TWO_RANKS)
+def two_ranks(request: pytest.FixtureRequest, tiny6_model_dir: Path) -> Iterator[EngineServer]:
+    with EngineServer(tiny6_model_dir, *request.param) as server:
         yield server
 
 

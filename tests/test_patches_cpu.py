@@ -1,0 +1,157 @@
+"""The launcher of the test bed, up to the point where it becomes SGLang."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from sglang_capture_patches import cpu
+
+
+class Became(Exception):  # noqa: N818 - it stands for the process that the launcher turns into
+    def __init__(self, command: list[str], environment: dict[str, str]) -> None:
+        self.command, self.environment = command, environment
+
+
+@pytest.fixture(autouse=True)
+def no_gpu_and_no_exec(monkeypatch: pytest.MonkeyPatch) -> None:
+    def exec_instead(_: str, command: list[str], environment: dict[str, str]) -> None:
+        raise Became(command, environment)
+
+    monkeypatch.setattr(os, "execve", exec_instead)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(cpu, "entry_points", lambda **_: ["installed"])
+    for name in list(os.environ):
+        if name.startswith(("SGLANG_", "OMP_", "HF_", "PYTHONPATH")):
+            monkeypatch.delenv(name)
+
+
+def launched(*arguments: str) -> Became:
+    with pytest.raises(Became) as became:
+        cpu.main(arguments)
+    return became.value
+
+
+def option(command: list[str], name: str) -> str:
+    assert command.count(name) == 1
+    return command[command.index(name) + 1]
+
+
+def test_becomes_the_stock_server_with_defaults_added() -> None:
+    command = launched("--model-path", "tiny", "--port", "31000").command
+    assert command[:3] == [sys.executable, "-m", "sglang.launch_server"]
+    assert option(command, "--model-path") == "tiny"
+    assert option(command, "--device") == "cpu"
+    assert option(command, "--dtype") == "float32"
+    assert int(option(command, "--max-total-tokens")) > 0
+
+
+@pytest.mark.parametrize("given", [("--dtype", "bfloat16"), ("--dtype=bfloat16",)])
+def test_arguments_of_the_user_stand(given: tuple[str, ...]) -> None:
+    command = launched("--model-path", "tiny", *given).command
+    assert "float32" not in command
+    assert [word for word in command if word.startswith("--dtype")] == [given[0]]
+
+
+def test_environment_of_the_user_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.setenv("PYTHONPATH", "/mine")
+    environment = launched("--model-path", "tiny").environment
+    assert environment["OMP_NUM_THREADS"] == "7"
+    assert environment["PYTHONPATH"].split(os.pathsep) == [str(cpu.standins()), "/mine"]
+    assert environment["SGLANG_USE_CPU_ENGINE"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("plugins", "expected"),
+    [
+        ("sglang_capture", "sglang_capture,sglang_capture_cpu"),
+        ("sglang_capture_cpu, other", "sglang_capture_cpu, other"),
+    ],
+)
+def test_a_list_of_plugins_gets_the_test_beds_own(monkeypatch: pytest.MonkeyPatch, plugins: str, expected: str) -> None:
+    monkeypatch.setenv("SGLANG_PLUGINS", plugins)
+    assert launched("--model-path", "tiny").environment["SGLANG_PLUGINS"] == expected
+
+
+def test_no_list_of_plugins_stays_none() -> None:
+    """Unset means all of them; a list of one would switch the others off."""
+    assert "SGLANG_PLUGINS" not in launched("--model-path", "tiny").environment
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ranks"),
+    [
+        ([], 1),
+        (["--tp", "2"], 2),
+        (["--tp-size=2", "--pp-size", "3"], 6),
+        (["--tp", "2", "--dp", "2"], 4),
+        (["--tensor-parallel-size", "2", "--dp-size", "2", "--enable-dp-attention"], 2),
+    ],
+)
+def test_one_set_of_cores_a_rank(arguments: list[str], ranks: int) -> None:
+    bound = launched("--model-path", "tiny", *arguments).environment["SGLANG_CPU_OMP_THREADS_BIND"]
+    assert len(bound.split("|")) == ranks
+
+
+def test_refuses_a_machine_with_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(SystemExit) as exit_:
+        cpu.main(["--model-path", "tiny"])
+    assert exit_.value.code == 2
+    assert "this machine has a GPU" in capsys.readouterr().err
+
+
+def test_refuses_where_its_entry_point_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SGLang would not find `register`, start, and compute nonsense."""
+    monkeypatch.setattr(cpu, "entry_points", lambda **_: [])
+    with pytest.raises(SystemExit) as exit_:
+        cpu.main(["--model-path", "tiny"])
+    assert exit_.value.code == 2
+    assert "pip install" in capsys.readouterr().err
+
+
+def test_help_comes_with_the_help_of_sglang(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--help" in launched("--help").command
+    shown = capsys.readouterr().out
+    assert "python -m sglang_capture_patches.cpu" in shown
+    assert "SGLANG_USE_CPU_ENGINE=1" in shown
+
+
+def test_register_leaves_other_servers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sglang.srt.plugins.hook_registry", None)  # importing it would raise
+    cpu.register()
+    monkeypatch.setenv(cpu.STARTED_HERE, "1")
+    with pytest.raises(ImportError):
+        cpu.register()
+
+
+@pytest.fixture
+def sgl_kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "sgl_kernel"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(cpu.standins())
+    yield importlib.import_module("sgl_kernel")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "sgl_kernel"]:
+        del sys.modules[name]
+
+
+def test_stand_in_kernels_can_be_imported_and_say_what_is_missing(sgl_kernel: Any) -> None:
+    assert not hasattr(sgl_kernel, "__version__")
+    with pytest.raises(NotImplementedError, match=r"sgl_kernel\.anything_cpu is not available"):
+        sgl_kernel.anything_cpu(1, out=2)
+
+
+def test_stand_in_has_the_real_scalar_types(sgl_kernel: ModuleType) -> None:
+    if importlib.util.find_spec("sglang") is None:
+        pytest.skip("SGLang is not installed, so neither is the real sgl_kernel")
+    module = importlib.import_module("sgl_kernel.scalar_type")
+    assert module.scalar_types.uint4b8.size_bits == 4

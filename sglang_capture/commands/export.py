@@ -30,7 +30,7 @@ def export(
 
     Run it again after an interruption, or when the dataset has grown: files whose content is proven are kept.
 
-    Example: sglang-capture export captures --to specforge captures-specforge
+    Example: `sglang-capture export captures --to specforge captures-specforge`
     """
     from sglang_capture.export import export_dataset
 

@@ -34,7 +34,7 @@ def verify(
 
     Exits with 1 where a row is further off than its precision allows, and says what it looks like instead.
 
-    Example: sglang-capture verify captures --sample 16
+    Example: `sglang-capture verify captures --sample 16`
     """
     from sglang_capture.shards import check_dataset
     from sglang_capture.shards.manifest import MANIFEST_NAME
@@ -63,18 +63,17 @@ def verify(
 
 
 def _print(report: VerifyReport) -> None:
+    from rich.box import SIMPLE
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table("rows", "worst error", "allowed", "middle error", "allowed", "worst row", "verdict")
+    table = Table(Column("rows", no_wrap=True), "worst error", "middle error", "worst row", "verdict", box=SIMPLE)
     for kind in report.kinds:
         verdict = "ok" if kind.ok else f"wrong: looks like {kind.looks_like}" if kind.looks_like else "wrong"
         table.add_row(
             kind.name,
-            f"{kind.worst_error:.1e}",
-            f"{kind.allowed_worst:.1e}",
-            f"{kind.middle_error:.1e}",
-            f"{kind.allowed_middle:.1e}",
+            f"{kind.worst_error:.1e} (≤ {kind.allowed_worst:.1e})",
+            f"{kind.middle_error:.1e} (≤ {kind.allowed_middle:.1e})",
             f"{kind.sample_id}:{kind.row}",
             verdict,
         )

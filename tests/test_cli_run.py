@@ -1,0 +1,240 @@
+"""`sglang-capture run` against the real service, with a stand-in for the engine. (The real engine: tests/engine.)"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from service.running import ServiceProcess, serving, until
+from service.standin import Generate, StandInServer, publish
+from typer.testing import CliRunner
+
+from sglang_capture import cli
+from sglang_capture.client import ServiceUnreachable
+from sglang_capture.commands import _bulk, _run
+from sglang_capture.errors import CaptureError, UsageError
+from sglang_capture.layers import LayerError
+
+ROWS = [{"id": f"c{number}", "input_ids": [1, 2, number % 10]} for number in range(12)]
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_bulk, "pause_seconds", lambda _error, _attempt: 0.02)
+    monkeypatch.setattr(_run, "_READY_SECONDS", 0.5)
+
+
+@pytest.fixture
+def sglang(tmp_path: Path) -> Iterator[StandInServer]:
+    (tmp_path / "spool").mkdir(mode=0o700)
+    server = StandInServer(tmp_path / "spool")
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def service(tmp_path: Path, sglang: StandInServer) -> Iterator[str]:
+    with serving(tmp_path, hold_seconds=0.2) as client:
+        until(lambda: client.get("/health").json()["plugin"], "the plugin's status")
+        yield str(client.base_url)
+
+
+def write(tmp_path: Path, rows: Sequence[dict[str, Any] | str]) -> str:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return str(file)
+
+
+def run(*arguments: str) -> tuple[int, dict[str, Any], str]:
+    """Exit code, summary and remarks."""
+    result = CliRunner().invoke(cli.app, ["run", *arguments, "--json"])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, json.loads(result.stdout), result.stderr
+
+
+def ids(url: str) -> set[str]:
+    with httpx.Client(base_url=url, trust_env=False) as client:
+        return {record["id"] for record in client.get("/capture", params={"limit": 1000}).json()["items"]}
+
+
+def test_a_file_is_captured_and_summed_up(tmp_path: Path, sglang: StandInServer, service: str) -> None:
+    code, summary, _ = run(write(tmp_path, ROWS), "--service", service)
+    assert code == 0
+    assert (summary["rows"], summary["captured"], summary["missing"]) == (12, 12, 0)
+    assert summary["tokens"] == 36 and summary["bytes"] > 0
+    assert sorted(sglang.sent_ids) == sorted(row["id"] for row in ROWS)
+
+
+def test_a_second_run_does_nothing_twice(tmp_path: Path, sglang: StandInServer, service: str) -> None:
+    file = write(tmp_path, ROWS)
+    assert run(file, "--service", service, "--limit", "5")[1]["captured"] == 5
+    code, summary, _ = run(file, "--service", service)
+    assert (code, summary["captured"], summary["already_there"]) == (0, 7, 5)
+    assert len(sglang.sent_ids) == 12
+
+
+def test_bad_rows_are_named_and_the_exit_code_tells(tmp_path: Path, service: str) -> None:
+    file = write(tmp_path, [*ROWS[:2], "{", ROWS[2], {"input_ids": [10**6]}, ROWS[0], ""])
+    code, summary, remarks = run(file, "--service", service)
+    assert code == 1
+    counts = [summary[name] for name in ("rows", "captured", "duplicates", "bad_rows", "missing")]
+    assert counts == [6, 3, 1, 2, 2]
+    assert f"{file}:3: this line is no JSON" in remarks
+    assert f"{file}:5: token id 1000000" in remarks
+    assert [fault["line"] for fault in summary["faults"]] == [3, 5]
+
+
+def test_the_layers_asked_for_are_captured(tmp_path: Path, sglang: StandInServer, service: str) -> None:
+    run(write(tmp_path, ROWS[:1]), "--service", service, "--layers", "1", "--last-hidden", "both")
+    assert (sglang.requests[0].spec.layers, sglang.requests[0].spec.last_hidden) == ((1,), "both")
+
+
+def test_the_same_rows_can_be_captured_with_other_layers(tmp_path: Path, sglang: StandInServer, service: str) -> None:
+    file = write(tmp_path, [{"text": "a b"}, {"text": "c d e"}])
+    assert run(file, "--service", service)[1]["captured"] == 2
+    assert run(file, "--service", service, "--layers", "1")[1]["captured"] == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        (["--layers", "3,x"], LayerError, "comma-separated"),
+        (["--layers", "400"], LayerError, "does not exist"),
+        (["--last-hidden", "last"], UsageError, "none, post, pre, both"),
+        (["--tokenizer", "/nonexistent"], CaptureError, "no tokenizer could be loaded"),
+    ],
+    ids=["no layers", "no such layer", "no such kind", "no such tokenizer"],
+)
+def test_what_cannot_be_is_refused_before_anything_is_sent(
+    tmp_path: Path, sglang: StandInServer, service: str, options: list[str], error: type[Exception], message: str
+) -> None:
+    rows = [{"messages": [{"role": "user", "content": "hi"}]}]
+    with pytest.raises(error, match=message):
+        run(write(tmp_path, rows), "--service", service, *options)
+    assert not sglang.sent_ids
+
+
+def test_without_a_service_the_command_says_how_to_start_it(tmp_path: Path) -> None:
+    with pytest.raises(ServiceUnreachable, match="sglang-capture serve"):
+        run(write(tmp_path, ROWS), "--service", "http://127.0.0.1:1")
+
+
+def test_without_the_plugin_nothing_is_sent(tmp_path: Path) -> None:
+    (tmp_path / "spool").mkdir(mode=0o700)
+    with serving(tmp_path) as client, pytest.raises(CaptureError, match="SGLANG_PLUGINS=sglang_capture"):
+        run(write(tmp_path, ROWS), "--service", str(client.base_url))
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        ({"state": "refused", "problem": "no layer takes the keyword"}, "no layer takes the keyword"),
+        ({"state": "off"}, "SGLANG_CAPTURE_MODE=marked"),
+        ({"time": 0.0}, "has stopped writing its status"),
+        ({"url": "http://127.0.0.1:1"}, "no SGLang server answers at http://127.0.0.1:1"),
+    ],
+    ids=["refused", "off", "stale", "unreachable"],
+)
+def test_a_server_that_cannot_capture_is_found_out_first(
+    tmp_path: Path, sglang: StandInServer, service: str, status: dict[str, Any], message: str
+) -> None:
+    sglang.status_changes = status
+    time.sleep(0.5)
+    with httpx.Client(base_url=service, trust_env=False) as client:
+        until(lambda: message in str(client.get("/health").json()["problems"]), "the problem in the health")
+    with pytest.raises(CaptureError) as caught:
+        run(write(tmp_path, ROWS), "--service", service)
+    assert message in str(caught.value)
+    assert not sglang.sent_ids
+
+
+def test_a_file_that_is_not_there_is_named(service: str) -> None:
+    with pytest.raises(UsageError, match=r"nothing\.jsonl cannot be read"):
+        run("nothing.jsonl", "--service", service)
+
+
+def test_a_full_spool_is_waited_for(tmp_path: Path, sglang: StandInServer, service: str) -> None:
+    def full_after_three(server: StandInServer, request: Generate) -> int:
+        if len(server.requests) == 3:
+            server.free = 0
+            server.write_status()
+        return publish(server, request)
+
+    sglang.behaviour = full_after_three
+    process = start(write(tmp_path, ROWS), "--service", service, "--concurrency", "1")
+    until(lambda: len(sglang.requests) == 3, "the third request")
+    time.sleep(1)
+    assert process.poll() is None and len(sglang.requests) == 3
+    sglang.free = None
+    assert json.loads(process.communicate(timeout=60)[0])["captured"] == 12
+    assert process.returncode == 0
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    """The command as a process of its own."""
+    command = [sys.executable, "-m", "sglang_capture", "run", *arguments, "--json"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def slowly(server: StandInServer, request: Generate) -> int:
+    time.sleep(0.1)
+    return publish(server, request)
+
+
+def test_ctrl_c_ends_the_run_with_a_summary(tmp_path: Path, sglang: StandInServer, service: str) -> None:
+    sglang.behaviour = slowly
+    process = start(write(tmp_path, ROWS), "--service", service, "--concurrency", "1")
+    until(lambda: len(sglang.requests) >= 3, "the third request")
+    process.send_signal(signal.SIGINT)
+    output, remarks = process.communicate(timeout=30)
+    summary = json.loads(output)
+    assert process.returncode == 1 and "Traceback" not in remarks
+    assert summary["stopped"] == "interrupted"
+    assert summary["captured"] + summary["not_tried"] == 12 and summary["not_tried"] > 0
+    assert run(write(tmp_path, ROWS), "--service", service)[0] == 0
+    assert sorted(sglang.sent_ids) == sorted(row["id"] for row in ROWS)
+
+
+def test_after_kill_9_the_same_command_goes_on(tmp_path: Path, sglang: StandInServer, service: str) -> None:
+    sglang.behaviour = slowly
+    process = start(write(tmp_path, ROWS), "--service", service, "--concurrency", "2")
+    until(lambda: len(sglang.requests) >= 4, "the fourth request")
+    process.kill()
+    process.communicate()
+    code, summary, _ = run(write(tmp_path, ROWS), "--service", service)
+    assert (code, summary["captured"] + summary["already_there"]) == (0, 12)
+    assert sorted(sglang.sent_ids) == sorted(row["id"] for row in ROWS)
+    assert ids(service) == {row["id"] for row in ROWS}
+
+
+def test_a_restart_of_the_service_is_survived(tmp_path: Path, sglang: StandInServer) -> None:
+    sglang.behaviour = slowly
+    first = ServiceProcess(tmp_path)
+    port = str(first.client.base_url.port)
+    try:
+        until(lambda: first.client.get("/health").json()["plugin"], "the plugin's status")
+        url = str(first.client.base_url)
+        process = start(write(tmp_path, ROWS), "--service", url, "--concurrency", "2")
+        until(lambda: len(sglang.requests) >= 3, "the third request")
+        first.kill()
+        second = ServiceProcess(tmp_path, PORT=port)
+        try:
+            summary = json.loads(process.communicate(timeout=60)[0])
+            assert process.returncode == 0, summary
+            assert summary["captured"] + summary["already_there"] == 12
+            assert ids(url) == {row["id"] for row in ROWS}
+        finally:
+            second.kill()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            first.process.kill()

@@ -63,18 +63,17 @@ def verify(
 
 
 def _print(report: VerifyReport) -> None:
-    from rich.box import SIMPLE
     from rich.console import Console
     from rich.table import Column, Table
 
-    columns = (Column("rows", no_wrap=True), "worst (allowed)", "middle (allowed)", "worst row", "verdict")
-    table = Table(*columns, box=SIMPLE, pad_edge=False)
+    columns = (Column("rows", no_wrap=True), "worst error", "middle error", "worst row", "verdict")
+    table = Table(*columns, box=None, pad_edge=False, padding=(0, 1))
     for kind in report.kinds:
         verdict = "ok" if kind.ok else f"wrong: looks like {kind.looks_like}" if kind.looks_like else "wrong"
         table.add_row(
             kind.name,
-            f"{kind.worst_error:.1e} ({kind.allowed_worst:.0e})",
-            f"{kind.middle_error:.1e} ({kind.allowed_middle:.0e})",
+            f"{kind.worst_error:.1e} ≤ {kind.allowed_worst:.0e}",
+            f"{kind.middle_error:.1e} ≤ {kind.allowed_middle:.0e}",
             f"{kind.sample_id}:{kind.row}",
             verdict,
         )

@@ -39,7 +39,8 @@ def claim_spool(directory: Path, server_id: str) -> Claim:
     """
     open_directory(directory)
     try:
-        descriptor = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        # Open for reading only: an open file for writing would keep the file system from being made read-only.
+        descriptor = os.open(directory / LOCK_NAME, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise SpoolError(f"the spool {directory} cannot be written: {error}") from error
     try:
@@ -54,7 +55,7 @@ def _claim(directory: Path, descriptor: int, server_id: str) -> Claim:
     while True:
         if _lock(descriptor, fcntl.LOCK_EX):
             clear_parts(directory)
-            _write_owner(descriptor, server_id)
+            _write_owner(directory, server_id)
             # Turning the lock into a shared one is not atomic: the owner's name tells whether somebody came between.
             fcntl.flock(descriptor, fcntl.LOCK_SH)
             if _owner(descriptor).get("server_id") == server_id:
@@ -96,6 +97,7 @@ def _owner(descriptor: int) -> dict[str, object]:
     return found if isinstance(found, dict) else {}
 
 
-def _write_owner(descriptor: int, server_id: str) -> None:
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, json.dumps({"server_id": server_id, "pid": os.getpid()}).encode(), 0)
+def _write_owner(directory: Path, server_id: str) -> None:
+    """Into the locked file itself: a new file by rename would not be the one that is locked."""
+    with (directory / LOCK_NAME).open("w") as file:
+        json.dump({"server_id": server_id, "pid": os.getpid()}, file)

@@ -1,0 +1,175 @@
+"""Servers that cannot capture: they do not start, or say so, and nothing is hooked."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.captures import CapturingServer, assert_rows_agree, spool_directory
+from engine.server import EngineServer
+from sglang_capture.spool import read_status
+
+pytestmark = pytest.mark.engine
+
+REGISTER = """
+import json, sys
+{before}
+from sglang.srt.plugins.hook_registry import HookRegistry
+import sglang_capture_patches
+try:
+    sglang_capture_patches.register()
+    said = ""
+except SystemExit as error:
+    said = str(error.code)
+print(json.dumps([said, sorted(HookRegistry._hooks)]))
+"""
+
+AN_OLD_VERSION = """
+from importlib import metadata
+real = metadata.version
+metadata.version = lambda name: "0.5.10" if name == "sglang" else real(name)
+"""
+
+A_MISSING_SYMBOL = """
+from sglang.srt.managers.schedule_batch import Req
+del Req._compute_max_prefix_len
+"""
+
+ANOTHER_SIGNATURE = """
+from sglang.srt.model_executor.model_runner import ModelRunner
+ModelRunner.forward = lambda self, batch: None
+"""
+
+
+def register(before: str = "", **env: str) -> tuple[str, list[str]]:
+    """What ``register`` says in a fresh process, and the targets it hooked."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SGLANG_")}
+    done = subprocess.run(
+        [sys.executable, "-c", REGISTER.format(before=before)],
+        env={**environment, **env},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    said, hooked = json.loads(done.stdout.splitlines()[-1])
+    return said + done.stderr, hooked
+
+
+def test_the_sglang_that_is_installed_is_hooked():
+    said, hooked = register()
+    assert "cannot" not in said
+    assert len(hooked) == 6
+
+
+@pytest.mark.parametrize(
+    ("before", "found"),
+    [
+        (AN_OLD_VERSION, "SGLang 0.5.10 cannot be captured from.*older than 0.5.15"),
+        (A_MISSING_SYMBOL, "_compute_max_prefix_len is missing"),
+        (ANOTHER_SIGNATURE, r"ModelRunner.forward begins with \(self, batch\)"),
+    ],
+    ids=["an old version", "a missing symbol", "another signature"],
+)
+def test_an_sglang_that_does_not_fit_is_named_and_not_hooked(before, found):
+    said, hooked = register(before)
+    assert hooked == []
+    assert re.search(found, said, re.DOTALL), said
+    assert "Install an SGLang from" in said
+
+
+def test_without_strict_an_sglang_that_does_not_fit_is_left_alone():
+    said, hooked = register(AN_OLD_VERSION, SGLANG_CAPTURE_STRICT="0")
+    assert hooked == []
+    assert "nothing was hooked" in said
+
+
+def test_switched_off_nothing_is_hooked():
+    assert register(SGLANG_CAPTURE_MODE="off")[1] == []
+
+
+def test_an_unusable_setting_names_its_variable():
+    said, hooked = register(SGLANG_CAPTURE_QUOTA="lots")
+    assert hooked == []
+    assert "SGLANG_CAPTURE_QUOTA" in said
+    assert "64GiB" in said
+
+
+@pytest.mark.parametrize(
+    ("settings", "arguments", "reason"),
+    [
+        ({"layers": "3,6"}, (), "index 6 of a model with 6 layers is the last hidden state"),
+        ({"layers": "3,60"}, (), "index 60 does not exist"),
+    ],
+    ids=["the layer count", "a layer of another depth"],
+)
+def test_a_server_that_could_not_capture_does_not_start(tiny6_model_dir, settings, arguments, reason):
+    with spool_directory() as spool, pytest.raises(RuntimeError, match=reason):
+        CapturingServer(tiny6_model_dir, spool, *arguments, **settings).start()
+
+
+def test_without_strict_it_starts_and_says_so(tmp_path: Path, tiny6_model_dir, new_id):
+    llama = _tiny_llama(tmp_path / "llama", tiny6_model_dir)
+    with spool_directory() as spool, CapturingServer(llama, spool, "--dtype", "float32", strict="0") as server:
+        server.assert_serving()
+        status = read_status(spool)
+        assert status is not None
+        assert status.state == "refused"
+        assert "LlamaForCausalLM is not supported; supported are DeepSeek" in status.problem
+        assert status.alive
+
+
+def test_a_server_without_the_plugin_has_no_spool(tiny6_model_dir):
+    with (
+        spool_directory() as spool,
+        EngineServer(tiny6_model_dir, "--dtype", "float32", env={"SGLANG_CAPTURE_DIR": str(spool)}) as server,
+    ):
+        server.generate([20, 21], custom_params={"capture": "nobody"})
+        assert not spool.exists()
+
+
+def test_every_prompt_is_captured_where_that_is_asked_for_and_the_secret_guards_marks(
+    tiny6_model_dir, oracle6, draw, new_id
+):
+    with (
+        spool_directory() as spool,
+        CapturingServer(
+            tiny6_model_dir, spool, "--dtype", "float32", mode="all", token="s3cret", layers="0,3,5"
+        ) as server,
+    ):
+        prompt, rid = draw(30), new_id()
+        server.generate(prompt, request={"rid": rid})
+        assert_rows_agree(server.dump(rid), oracle6, prompt)
+        good, bad = new_id(), new_id()
+        server.capture(prompt, {"capture": good, "capture_token": "s3cret"})
+        server.capture(prompt, {"capture": bad, "capture_token": "guess"})
+        assert_rows_agree(server.dump(good), oracle6, prompt)
+        assert "capture_token" in server.failure(bad).reason
+        written = b"".join(path.read_bytes() for path in spool.glob("*.json"))
+        assert b"s3cret" not in written
+        assert "s3cret" not in server.log_text()
+
+
+def _tiny_llama(directory: Path, tokenizer: Path) -> Path:
+    """A random Llama of two layers, with the tiny model's tokenizer."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        vocab_size=512,
+        max_position_embeddings=1024,
+    )
+    LlamaForCausalLM(config).save_pretrained(directory)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(tokenizer / name, directory / name)
+    return directory

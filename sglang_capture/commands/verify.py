@@ -66,7 +66,7 @@ def _print(report: VerifyReport) -> None:
     from rich.console import Console
     from rich.table import Column, Table
 
-    columns = (Column("rows", no_wrap=True), "worst error", "middle error", "worst row", "verdict")
+    columns = [Column(name, no_wrap=name != "verdict") for name in ("rows", "worst", "middle", "worst row", "verdict")]
     table = Table(*columns, box=None, pad_edge=False, padding=(0, 1))
     for kind in report.kinds:
         verdict = "ok" if kind.ok else f"wrong: looks like {kind.looks_like}" if kind.looks_like else "wrong"

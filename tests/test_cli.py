@@ -63,8 +63,8 @@ def test_no_option_is_documented_that_is_not_there() -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_an_example_that_parses_in_its_help_and_in_the_docs(command: str) -> None:
-    shown = re.findall(rf"^(?:Example: )?`?sglang-capture {command} (.*?)`?$", COMMANDS[command].help, re.MULTILINE)
-    documented = re.findall(rf"^sglang-capture {command} (.*)$", sections()[command], re.MULTILINE)
+    shown = re.findall(rf"^(?:Example: )?`?sglang-capture {command}\b(.*?)`?$", COMMANDS[command].help, re.MULTILINE)
+    documented = re.findall(rf"^sglang-capture {command}\b(.*)$", sections()[command], re.MULTILINE)
     assert shown and documented
     for example in (*shown, *documented):
         COMMANDS[command].make_context(command, example.split())

@@ -60,7 +60,8 @@ def run_checks(*, server: str | None, service: str | None, model: str | None, sp
     if model is not None:
         yield _model(model)
     try:
-        directory = spool or plugin_settings().dir
+        settings = plugin_settings()
+        directory = spool or settings.dir
         yield Check("settings", "ok", "the variables SGLANG_CAPTURE_… can be read")
     except SettingsError as error:
         directory = spool or spools.DEFAULT_DIRECTORY

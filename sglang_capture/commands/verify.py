@@ -72,8 +72,8 @@ def _print(report: VerifyReport) -> None:
         verdict = "ok" if kind.ok else f"wrong: looks like {kind.looks_like}" if kind.looks_like else "wrong"
         table.add_row(
             kind.name,
-            f"{kind.worst_error:.1e} ≤ {kind.allowed_worst:.0e}",
-            f"{kind.middle_error:.1e} ≤ {kind.allowed_middle:.0e}",
+            f"{kind.worst_error:.1e} of {kind.allowed_worst:.0e}",
+            f"{kind.middle_error:.1e} of {kind.allowed_middle:.0e}",
             f"{kind.sample_id}:{kind.row}",
             verdict,
         )

@@ -64,8 +64,9 @@ def pack_spool(
     if spec is None:
         return summary
     with DatasetWriter(dataset, spec) as writer:
+        there = CaptureDataset(dataset, rank=0, world_size=1)
         for batch in _batches(paths, most_bytes, summary):
-            new = [sample for sample in batch if _is_new(sample, writer, dataset, summary)]
+            new = [sample for sample in batch if _is_new(sample, writer, there, summary)]
             if new:
                 summary.shards.append(writer.write_shard(new))
             for sample in batch:
@@ -141,15 +142,14 @@ def _batches(paths: Sequence[Path], most_bytes: int, summary: PackSummary) -> It
         yield batch
 
 
-def _is_new(sample: Sample, writer: DatasetWriter, dataset: Path, summary: PackSummary) -> bool:
+def _is_new(sample: Sample, writer: DatasetWriter, there: CaptureDataset, summary: PackSummary) -> bool:
     """Whether the dataset lacks a sample. One that it has is compared, not taken on its name's word."""
     if writer.shard_of(sample.sample_id) is None:
         return True
-    there = CaptureDataset(dataset, rank=0, world_size=1).by_id(sample.sample_id)
-    dump = sample.dump
+    dump, packed = sample.dump, there.by_id(sample.sample_id)
     mine = {"input_ids": dump.input_ids, "hidden_states": dump.hidden_states, **dump.last_hidden}
-    if all(torch.equal(there[name], tensor) for name, tensor in mine.items()):
+    if all(torch.equal(packed[name], tensor) for name, tensor in mine.items()):
         summary.already.append(sample.sample_id)
     else:
-        summary.skipped[sample.sample_id] = f"{dataset} has another capture of this id"
+        summary.skipped[sample.sample_id] = f"{there.path} has another capture of this id"
     return False

@@ -27,7 +27,6 @@ def pack(
 
     from sglang_capture.commands._output import error_console, human_bytes, plural, print_json, say
     from sglang_capture.packing import pack_spool
-    from sglang_capture.quota import parse_quota
 
     console = error_console()
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -36,7 +35,7 @@ def pack(
             spool,
             dataset,
             ids=ids,
-            most_bytes=parse_quota(shard_size, 0),
+            most_bytes=_size(shard_size),
             remove=remove,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
@@ -59,3 +58,14 @@ def pack(
         for capture_id, reason in summary.skipped.items():
             say(f"{capture_id}: {reason}", "wrong")
     raise typer.Exit(1 if summary.skipped else 0)
+
+
+def _size(text: str) -> int:
+    from pydantic import ByteSize, TypeAdapter, ValidationError
+
+    from sglang_capture.errors import UsageError
+
+    try:
+        return TypeAdapter(ByteSize).validate_python(text)
+    except ValidationError:
+        raise UsageError(f"--shard-size must be a size like 1GiB or 500MB; found {text!r}") from None

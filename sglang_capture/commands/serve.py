@@ -32,12 +32,16 @@ def serve(
     """
     import contextlib
     import json
+    import logging
     import signal
 
     from sglang_capture.commands._output import say
     from sglang_capture.service.server import ServiceServer
     from sglang_capture.service.settings import service_settings
 
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for chatty in ("httpx", "watchfiles"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
     settings = service_settings(host=host, port=port, dir=spool, data=data, server=server)
     running = ServiceServer(settings)
     where = {"url": running.url, "spool": str(settings.dir), "data": str(settings.data.absolute())}

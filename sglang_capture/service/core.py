@@ -55,9 +55,7 @@ class Service:
         self.packer = Packer(settings, self.catalog, self.datasets, self.monitor, self.metrics)
         self.budget = SpoolBudget(self.monitor, self.packer.make_room)
         arrivals = Arrivals()
-        self.indexer = Indexer(
-            settings.dir, self.catalog, self.datasets, arrivals, self.metrics, on_dumps=self.packer.wake
-        )
+        self.indexer = Indexer(settings.dir, self.catalog, self.datasets, arrivals, self.metrics)
         self.engine = Engine(settings, self.monitor)
         self.reader = AskReader(settings, self.monitor)
         self.sender = Sender(
@@ -114,7 +112,7 @@ class Service:
             self.indexer.problem,
             self.packer.problem,
             *self._unread,
-            *(f"the {name} stumbled: {what}" for name, what in self._background.problems.items()),
+            *(f"the {name} stumbled: {what}" for name, what in self._background.problems().items()),
         ]
         found = list(filter(None, problems))
         return Health(

@@ -12,6 +12,7 @@ from sglang_capture.service.settings import ServiceSettings
 
 _PROBE_SECONDS = 3.0
 _PROBE_AGE_SECONDS = 5.0
+_PATIENCE_SECONDS = 0.3
 
 
 class Engine:
@@ -23,7 +24,8 @@ class Engine:
         self._client: SGLangClient | None = None
         self._retired: list[SGLangClient] = []
         self._health: EngineHealth | None = None
-        self._probed = 0.0
+        self._probe: asyncio.Task[EngineHealth] | None = None
+        self._probe_at = 0.0
 
     @property
     def url(self) -> str:
@@ -44,17 +46,24 @@ class Engine:
         return self._client
 
     async def health(self) -> EngineHealth:
-        """Whether the server answers; asked every few seconds at most."""
-        if self._health is None or time.monotonic() - self._probed > _PROBE_AGE_SECONDS:
-            self._health = await self._probe()
-            self._probed = time.monotonic()
+        """Whether the server answers: asked every few seconds at most, and not waited for long once that is known."""
+        if self._probe is None and time.monotonic() >= self._probe_at:
+            self._probe = asyncio.create_task(self._ask())
+        if (probe := self._probe) is not None:
+            await asyncio.wait([probe], timeout=_PATIENCE_SECONDS if self._health else None)
+            if probe.done() and self._probe is probe:
+                self._health, self._probe = probe.result(), None
+                self._probe_at = time.monotonic() + _PROBE_AGE_SECONDS
+        assert self._health is not None, "the first probe is waited for"
         return self._health
 
     async def close(self) -> None:
+        if self._probe is not None:
+            self._probe.cancel()
         for client in (*self._retired, *([self._client] if self._client else [])):
             await client.aclose()
 
-    async def _probe(self) -> EngineHealth:
+    async def _ask(self) -> EngineHealth:
         client = self.client()
         try:
             await asyncio.wait_for(client.server_info(), _PROBE_SECONDS)

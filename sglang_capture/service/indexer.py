@@ -14,7 +14,7 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from fastapi.concurrency import run_in_threadpool
@@ -58,11 +58,7 @@ class Arrivals:
 
 
 class Indexer:
-    """Keeps the catalog in step with one spool.
-
-    Args:
-        on_dumps: called after dumps were recorded.
-    """
+    """Keeps the catalog in step with one spool."""
 
     def __init__(
         self,
@@ -71,7 +67,6 @@ class Indexer:
         datasets: Datasets,
         arrivals: Arrivals,
         metrics: Metrics,
-        on_dumps: Callable[[], None],
     ):
         self.directory = directory
         self.problem = ""
@@ -79,7 +74,6 @@ class Indexer:
         self._datasets = datasets
         self._arrivals = arrivals
         self._metrics = metrics
-        self._on_dumps = on_dumps
         self._one_at_a_time = asyncio.Lock()
         self._wanted: set[str] = set()
         self._bad: dict[str, int] = {}
@@ -105,8 +99,6 @@ class Indexer:
                 self._wanted.difference_update(batch)
                 seen = await run_in_threadpool(self._index, batch)
                 self._arrivals.announce(seen)
-                if seen:
-                    self._on_dumps()
 
     async def scan(self) -> None:
         """Look the whole spool over: what is new, and which dumps are gone without having been packed."""
@@ -123,16 +115,17 @@ class Indexer:
         """Index what events tell of, until the directory is no longer the one that is watched."""
         watched = _identity(self.directory)
         scan_at = 0.0
+        # No filter: what it drops would not end a wait either, and the status changes every second.
         async for changes in awatch(
             self.directory,
-            watch_filter=_names_a_capture,
+            watch_filter=None,
             recursive=False,
             debounce=200,
             step=10,
             rust_timeout=500,
             yield_on_timeout=True,
         ):
-            await self.index(filter(None, (spool.id_of(Path(path)) for _, path in changes)))
+            await self.index(_published(changes))
             if time.monotonic() >= scan_at:
                 await self.scan()
                 scan_at = time.monotonic() + _RESCAN_SECONDS
@@ -216,8 +209,10 @@ class Indexer:
             _log.warning("%s is packed, but its shard is missing: its dump is kept; restart the service", name)
 
 
-def _names_a_capture(change: Change, path: str) -> bool:
-    return change is not Change.deleted and spool.id_of(Path(path)) is not None
+def _published(changes: Iterable[tuple[Change, str]]) -> set[str]:
+    """The captures that file-system events tell of."""
+    names = (spool.id_of(Path(path)) for change, path in changes if change is not Change.deleted)
+    return {name for name in names if name}
 
 
 def _ids(paths: Iterable[Path]) -> dict[str, Path]:

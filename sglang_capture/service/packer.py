@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from fastapi.concurrency import run_in_threadpool
 
 from sglang_capture.catalog import Catalog, ShardRow, SpooledGroup
-from sglang_capture.service.background import wait_briefly
 from sglang_capture.service.datasets import Datasets
 from sglang_capture.service.metrics import Metrics
 from sglang_capture.service.monitor import SpoolMonitor
@@ -23,7 +22,8 @@ from sglang_capture.service.problems import ProblemError
 from sglang_capture.service.settings import ServiceSettings
 from sglang_capture.shards import DatasetError
 
-_TICK_SECONDS = 0.5
+_TICK_SECONDS = 0.25
+"""How often the triggers are looked at."""
 _PAUSE_SECONDS = 5.0
 """How long after a pack that failed (a full disk, say) before the next try."""
 _CROWDED = 0.5
@@ -51,18 +51,12 @@ class Packer:
         self._monitor = monitor
         self._metrics = metrics
         self._packing = ShardPacking(settings.dir, catalog, datasets, settings.shard_size, settings.pack_count)
-        self._news = asyncio.Event()
         self._room_wanted = False
         self._last_pack = 0.0
-
-    def wake(self) -> None:
-        """There are new dumps: see whether they are enough."""
-        self._news.set()
 
     def make_room(self) -> None:
         """A request is held back: pack whatever is spooled."""
         self._room_wanted = True
-        self._news.set()
 
     async def run(self) -> None:
         while True:
@@ -73,7 +67,7 @@ class Packer:
                 self.problem = f"packing fails: {error}"
                 _log.error("packing fails, and is tried again in %g s: %s", _PAUSE_SECONDS, error)
                 await asyncio.sleep(_PAUSE_SECONDS)
-            await wait_briefly(self._news, _TICK_SECONDS)
+            await asyncio.sleep(_TICK_SECONDS)
 
     async def pack(self, *, ids: Sequence[str] | None = None, dataset: str | None = None) -> list[ShardRow]:
         """Pack now what is spooled (of ``ids``); captures that are packed already stay where they are.

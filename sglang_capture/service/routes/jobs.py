@@ -100,7 +100,9 @@ async def list_jobs(service: ServiceDep, cursor: Cursor = None, limit: Limit = 1
 
 
 @router.get(
-    "/capture/jobs/{job_id}", summary="How far a job is", responses={**answer(JOB), **problem_responses("unknown-job")}
+    "/capture/jobs/{job_id}",
+    summary="How far a job is",
+    responses={**answer(JOB), **problem_responses("unknown-job", "invalid-request")},
 )
 async def get_job(
     job_id: str,
@@ -114,7 +116,10 @@ async def get_job(
 @router.delete(
     "/capture/jobs/{job_id}",
     summary="Cancel a job",
-    responses={**answer({**JOB, "state": "cancelled"}, "the job as it ended"), **problem_responses("unknown-job")},
+    responses={
+        **answer({**JOB, "state": "cancelled"}, "the job as it ended"),
+        **problem_responses("unknown-job", "invalid-request"),
+    },
 )
 async def cancel_job(job_id: str, service: ServiceDep) -> JobRecord:
     """Stops a job; what it captured stays. A job that has ended is left as it is."""
@@ -130,7 +135,7 @@ async def cancel_job(job_id: str, service: ServiceDep) -> JobRecord:
             "description": "server-sent events: `progress` with the job's record when it changes, `end` at its end",
             "content": {"text/event-stream": {"example": f"event: progress\ndata: {json.dumps(JOB)}\n\n"}},
         },
-        **problem_responses("unknown-job"),
+        **problem_responses("unknown-job", "invalid-request"),
     },
 )
 async def watch_job(job_id: str, service: ServiceDep) -> EventSourceResponse:

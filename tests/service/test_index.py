@@ -1,0 +1,133 @@
+"""Whatever appears in the spool is in the catalog soon after, whoever asked for it; what cannot be read says why."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import httpx
+from factories import make_spec
+
+from service.checks import problem, record, state, states
+from service.running import serving, until
+from service.standin import StandInServer, put_dump, put_failure
+from sglang_capture import spool
+
+
+def test_a_thousand_dumps_are_indexed_at_the_start(tmp_path: Path, spool_dir: Path) -> None:
+    ids = {f"dump-{number:04d}" for number in range(1000)}
+    for capture_id in ids:
+        put_dump(spool_dir, capture_id)
+    with serving(tmp_path) as client:
+        assert states(client) == dict.fromkeys(ids, "spooled")
+
+
+def test_a_dump_of_some_other_client_is_indexed(service: httpx.Client, spool_dir: Path) -> None:
+    spec = make_spec(layers=(0, 60), last_hidden="both")
+    put_dump(spool_dir, "stranger", 7, spec)
+    until(lambda: state(service, "stranger") == "spooled", "the record")
+    found = record(service, "stranger")
+    assert found["tokens"] == 7
+    assert found["layers"] == [0, 60]
+    assert found["shapes"] == {
+        "input_ids": [7],
+        "hidden_states": [7, 2, 8],
+        "last_hidden_state": [7, 8],
+        "last_hidden_state_prenorm": [7, 8],
+    }
+    assert found["spec_digest"] == spec.digest
+    assert found["place"]["dump"] == str(spool_dir / "stranger.pt")
+
+
+def test_a_failure_is_indexed_with_its_reason(service: httpx.Client, spool_dir: Path) -> None:
+    put_failure(spool_dir, "bad", "the client went away")
+    until(lambda: state(service, "bad") == "failed", "the record")
+    assert record(service, "bad")["failure"] == {
+        "kind": "failed",
+        "reason": "the client went away",
+        "retriable": False,
+    }
+
+
+def test_a_failure_after_a_dump_changes_nothing(service: httpx.Client, spool_dir: Path) -> None:
+    put_dump(spool_dir, "a")
+    until(lambda: state(service, "a") == "spooled", "the record")
+    put_failure(spool_dir, "a", "the second of n = 2 was refused")
+    put_dump(spool_dir, "b")
+    until(lambda: state(service, "b") == "spooled", "the next record")
+    assert state(service, "a") == "spooled"
+
+
+def test_a_dump_that_cannot_be_read_fails_and_stays_where_it_is(service: httpx.Client, spool_dir: Path) -> None:
+    (spool_dir / "broken.pt").write_bytes(b"PK no zip")
+    until(lambda: state(service, "broken") == "failed", "the record")
+    failure = record(service, "broken")["failure"]
+    assert failure["kind"] == "unreadable"
+    assert "no readable dump" in failure["reason"]
+    assert (spool_dir / "broken.pt").exists()
+    assert 'sglang_capture_indexed_total{outcome="unreadable"}' in service.get("/metrics").text
+
+
+def test_a_renamed_dump_is_not_taken_for_another(service: httpx.Client, spool_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    put_dump(tmp_path / "elsewhere", "a").rename(spool_dir / "b.pt")
+    until(lambda: state(service, "b") == "failed", "the record")
+    assert "is the dump of 'a'" in record(service, "b")["failure"]["reason"]
+
+
+def test_files_that_are_no_captures_are_left_alone(service: httpx.Client, spool_dir: Path) -> None:
+    for name in (".part-x.pt", "..pt", "notes.txt", "sp ace.pt"):
+        (spool_dir / name).write_bytes(b"?")
+    put_dump(spool_dir, "a")
+    until(lambda: state(service, "a") == "spooled", "the record")
+    assert states(service) == {"a": "spooled"}
+
+
+def test_a_dump_that_vanishes_is_recorded_as_gone(tmp_path: Path, service: httpx.Client, spool_dir: Path) -> None:
+    put_dump(spool_dir, "a")
+    until(lambda: state(service, "a") == "spooled", "the record")
+    (spool_dir / "a.pt").unlink()
+    until(lambda: state(service, "a") == "failed", "the vanishing")
+    failure = record(service, "a")["failure"]
+    assert (failure["kind"], failure["retriable"]) == ("vanished", True)
+    problem(service.get("/capture/a/data"), 409, "no-tensors")
+
+
+def test_a_spool_may_be_made_later_and_made_anew(tmp_path: Path) -> None:
+    directory = tmp_path / "spool"
+    with serving(tmp_path) as client:
+        assert any("no spool" in line for line in client.get("/health").json()["problems"])
+        for name in ("first", "second"):
+            directory.mkdir(mode=0o700)
+            put_dump(directory, name)
+            until(lambda name=name: state(client, name) == "spooled", f"the {name} record")
+            (directory / f"{name}.pt").unlink()
+            directory.rmdir()
+            until(lambda name=name: state(client, name) == "failed", f"the {name} vanishing")
+
+
+def test_a_spool_that_others_may_write_is_not_trusted(tmp_path: Path) -> None:
+    directory = tmp_path / "spool"
+    directory.mkdir()
+    directory.chmod(0o777)
+    put_dump(directory, "a")
+    with serving(tmp_path) as client:
+        until(lambda: any("writable by others" in line for line in client.get("/health").json()["problems"]), "it")
+        assert states(client) == {}
+        directory.chmod(0o700)
+        until(lambda: state(client, "a") == "spooled", "the record")
+
+
+def test_old_failures_are_cleared_once_the_catalog_has_them(
+    tmp_path: Path, spool_dir: Path, sglang: StandInServer
+) -> None:
+    import os
+
+    put_failure(spool_dir, "old", "long ago")
+    put_failure(spool_dir, "new", "just now")
+    long_ago = time.time() - 7200
+    os.utime(spool.failure_path(spool_dir, "old"), (long_ago, long_ago))
+    with serving(tmp_path) as client:
+        until(lambda: not spool.failure_path(spool_dir, "old").exists(), "the clearing")
+        assert spool.failure_path(spool_dir, "new").exists()
+        assert states(client) == {"old": "failed", "new": "failed"}

@@ -128,7 +128,7 @@ def _hooks() -> Iterator[Check]:
     if report["ok"]:
         yield Check("hooks", "ok", f"SGLang {report['sglang']} has all that is hooked: {len(report['hooks'])} places")
     for problem in report["problems"]:
-        yield Check("hooks", "wrong", problem, "Install a version of SGLang that docs/compatibility.md names")
+        yield Check("hooks", "wrong", problem, f"python -m {_HOOKS_MODULE} says what to install")
 
 
 def _model(model: str) -> Check:

@@ -18,7 +18,6 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
 from rich.text import Text
 
 from sglang_capture.errors import UsageError
@@ -43,10 +42,10 @@ def print_json(result: BaseModel | dict[str, Any]) -> None:
 
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:
     """Two columns: what, and what it is."""
-    table = Table.grid(padding=(0, 2))
-    for name, value in facts:
-        table.add_row(Text(name), Text(value))
-    Console(highlight=False).print(table)
+    rows = list(facts)
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        say(f"{name:<{width}}  {value}")
 
 
 def say(text: str, state: str = "", *, console: Console | None = None) -> None:

@@ -20,7 +20,9 @@ from sglang_capture.spool import (
     Counts,
     Failure,
     dump_path,
+    dumps,
     failure_path,
+    failures,
     read_failure,
     read_status,
 )
@@ -80,6 +82,12 @@ class CapturingServer(EngineServer):
             if status is not None and status.time > asked:
                 return status.counts
         raise AssertionError("the status is not written any more")
+
+    def clear_spool(self) -> None:
+        """Remove all dumps and failures, and wait until the plugin knows."""
+        for path in (*dumps(self.spool), *failures(self.spool)):
+            path.unlink(missing_ok=True)
+        self.counts()
 
     def assert_serving(self) -> None:
         assert self.generate([20, 21, 22])["meta_info"]["prompt_tokens"] == 3

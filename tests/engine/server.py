@@ -19,6 +19,7 @@ import httpx
 import psutil
 
 CPU_PLUGIN = "sglang_capture_cpu"
+_ANSWER_TIMEOUT = 600
 _TAIL = 8000
 
 
@@ -39,7 +40,7 @@ class EngineServer:
         *arguments: str,
         plugins: str = CPU_PLUGIN,
         env: Mapping[str, str] | None = None,
-        start_timeout: float = 300,
+        start_timeout: float = 600,
     ) -> None:
         self._command = [sys.executable, "-m", "sglang_capture_patches.cpu", "--model-path", str(model_dir), *arguments]
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("SGLANG_")}
@@ -47,7 +48,7 @@ class EngineServer:
         self._start_timeout = start_timeout
         self._process: subprocess.Popen[bytes] | None = None
         self._log = Path()
-        self._http = httpx.Client(timeout=300, trust_env=False)
+        self._http = httpx.Client(timeout=_ANSWER_TIMEOUT, trust_env=False)
         self.url = ""
 
     def __enter__(self) -> EngineServer:

@@ -64,12 +64,6 @@ def settled(server: CapturingServer, names: list[str]) -> tuple[list[str], list[
     raise AssertionError(f"of {len(names)} captures {len(whole)} came and {len(refused)} failed")
 
 
-def clear(server: CapturingServer) -> None:
-    for path in (*dumps(server.spool), *failures(server.spool)):
-        path.unlink(missing_ok=True)
-    server.counts()
-
-
 def test_a_file_system_that_others_fill_at_any_moment(small_server, small_file_system, oracle6, draw, new_id):
     prompt, names, stop = draw(500), [new_id() for _ in range(60)], threading.Event()
 
@@ -99,7 +93,7 @@ def test_a_file_system_that_others_fill_at_any_moment(small_server, small_file_s
         failure = read_failure(path)
         assert failure is None or failure.reason.startswith(SPOOL_FULL)
     assert small_server.alive
-    clear(small_server)
+    small_server.clear_spool()
     name = new_id()
     small_server.capture(prompt, {"capture": name})
     assert_rows_agree(small_server.dump(name), oracle6, prompt)
@@ -119,14 +113,14 @@ def test_a_file_system_made_read_only_while_serving(small_server, small_file_sys
 
 
 def test_a_full_spool_refuses_and_the_server_serves(small_server, draw, new_id):
-    clear(small_server)
+    small_server.clear_spool()
     names = [new_id() for _ in range(40)]
     capture_many(small_server, names, draw(700))
     whole, refused = settled(small_server, names)
     assert whole
     assert refused
     assert all(small_server.failure(name).retriable for name in refused)
-    clear(small_server)
+    small_server.clear_spool()
     again = refused[:5]
     capture_many(small_server, again, draw(700))
     assert settled(small_server, again) == (again, [])

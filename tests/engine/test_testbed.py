@@ -34,8 +34,14 @@ TWO_RANKS = {
 
 @pytest.fixture(scope="module", params=TWO_RANKS.values(), ids=TWO_RANKS)
 def two_ranks(request: pytest.FixtureRequest, tiny6_model_dir: Path) -> Iterator[EngineServer]:
-    with EngineServer(tiny6_model_dir, *request.param) as server:
-        yield server
+    """Servers of two ranks; each is killed in the end, which must leave no process of it."""
+    server = EngineServer(tiny6_model_dir, *request.param).start()
+    family = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
+    assert len(family) > 2
+    yield server
+    server.kill()
+    assert not [process for process in family if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+    server.stop()
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -72,15 +78,6 @@ def test_random_prompts_are_far_from_router_ties(oracle: Oracle) -> None:
     for length in (1, 30, 700):
         prompt = torch.randint(16, oracle.vocab_size, (length,), generator=generator).tolist()
         assert oracle.router_margin(prompt) > 0.02
-
-
-def test_kill_leaves_no_process(tiny6_model_dir: Path) -> None:
-    server = EngineServer(tiny6_model_dir).start()
-    family = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
-    assert len(family) > 1
-    server.kill()
-    assert not [process for process in family if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
-    server.stop()
 
 
 def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:

@@ -63,6 +63,11 @@ class Ask:
             raise ProblemError("invalid-row", str(error)) from error
         return spec
 
+    @property
+    def is_tokenized(self) -> bool:
+        """Whether it is known how many tokens will be run."""
+        return self.prompt.input_ids is not None
+
     def most_bytes(self, spec: CaptureSpec) -> int:
         """Most bytes its dump can take: a text has at most a token for each byte."""
         if self.prompt.input_ids is not None:

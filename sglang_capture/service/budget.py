@@ -35,14 +35,20 @@ class SpoolBudget:
         self._unseen: list[tuple[float, int]] = []
 
     @contextlib.asynccontextmanager
-    async def room(self, size: int, patience: float) -> AsyncIterator[None]:
+    async def room(self, size: int, patience: float, *, guess: bool = False) -> AsyncIterator[None]:
         """Wait for ``size`` bytes, and hold them while the block runs.
+
+        Args:
+            guess: ``size`` is a bound that may be far too high (a text's length in bytes): such a capture is never
+                refused as too large, and waits for half the quota at most.
 
         Raises:
             ProblemError: the capture is larger than the whole quota (``too-large``); there was no room within
                 ``patience`` seconds (``spool-full``); the server went away meanwhile (``no-plugin``).
         """
         quota = self._monitor.require().quota_bytes
+        if guess:
+            size = min(size, quota // 2)
         if size > quota:
             raise ProblemError(
                 "too-large",

@@ -145,7 +145,8 @@ class Sender:
     async def _fly(self, ask: Ask, spec: CaptureSpec) -> Captured:
         pause = _FIRST_PAUSE_SECONDS
         for attempt in range(1, _ATTEMPTS + 1):
-            async with self._budget.room(ask.most_bytes(spec), self._settings.hold_seconds):
+            size, patience = ask.most_bytes(spec), self._settings.hold_seconds
+            async with self._budget.room(size, patience, guess=not ask.is_tokenized):
                 row = await self._attempt(ask, spec)
             if row.state in ("spooled", "packed"):
                 return Captured(row, reused=False)

@@ -241,6 +241,13 @@ def test_a_capture_larger_than_the_spool_is_refused_at_once(service: httpx.Clien
     assert sglang.requests == []
 
 
+def test_a_text_is_not_too_large_by_its_bytes(service: httpx.Client, sglang: StandInServer) -> None:
+    """How many tokens it has is not known yet, and they are far fewer."""
+    sglang.quota = 100_000
+    sglang.write_status()
+    assert capture(service, text="longwords" * 1000).json()["tokens"] == 1
+
+
 def test_a_request_is_held_back_while_there_is_no_room(tmp_path: Path, sglang: StandInServer) -> None:
     sglang.free = 100
     sglang.write_status()

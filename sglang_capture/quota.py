@@ -59,19 +59,38 @@ def free_bytes(directory: Path) -> int:
     return free if headroom is None else min(free, headroom)
 
 
-def cgroup_headroom(root: Path = _CGROUP) -> int | None:
-    """Bytes until the control group's memory limit, ``None`` without one. Reads version 2, then version 1.
+def cgroup_headroom(root: Path = _CGROUP, own: str | None = None) -> int | None:
+    """Bytes until the nearest memory limit of the process's control group or one above it, ``None`` without one.
 
-    Page cache that the kernel can drop counts as used in ``memory.current``; it is given back here.
+    Reads version 2, then version 1. Page cache that the kernel can drop counts as used there; it is given back here.
+
+    Args:
+        root: where the control groups are mounted.
+        own: this process's group below it, like ``system.slice/sglang.service``; found by default.
     """
+    path = root / (_own_group() if own is None else own).strip("/")
+    groups = [group for group in (path, *path.parents) if group == root or root in group.parents]
+    rooms = [room for group in (*groups, root / "memory") if (room := _headroom(group)) is not None]
+    return min(rooms, default=None)
+
+
+def _own_group() -> str:
+    """The path in the line ``0::/path``: version 2's only group; in a container mostly ``/``."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.removeprefix("0::") for line in lines if line.startswith("0::")), "")
+
+
+def _headroom(group: Path) -> int | None:
     for limit_name, used_name, cache_key in (
         ("memory.max", "memory.current", "inactive_file"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ):
-        limit, used = _number(root / limit_name), _number(root / used_name)
+        limit, used = _number(group / limit_name), _number(group / used_name)
         if limit is not None and used is not None and limit < 1 << 60:  # version 1 says "none" with a huge number
-            stat = (root / limit_name).with_name("memory.stat")
-            return max(0, limit - used + _stat_value(stat, cache_key))
+            return max(0, limit - used + _stat_value(group / "memory.stat", cache_key))
     return None
 
 

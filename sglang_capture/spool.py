@@ -78,7 +78,7 @@ class SpoolStatus(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    state: Literal["capturing", "off", "refused"] = Field(
+    state: Literal["capturing", "refused"] = Field(
         description="refused: the server runs, but cannot capture; see problem"
     )
     problem: str = Field(default="", description="why nothing is captured, where state is refused")

@@ -35,25 +35,36 @@ def test_plain_bytes_stay_what_they_are(size):
 
 
 def test_the_control_groups_limit_counts(tmp_path):
-    assert cgroup_headroom(tmp_path) is None
+    assert cgroup_headroom(tmp_path, "") is None
     (tmp_path / "memory.max").write_text("max\n")
     (tmp_path / "memory.current").write_text("700\n")
-    assert cgroup_headroom(tmp_path) is None
+    assert cgroup_headroom(tmp_path, "") is None
     (tmp_path / "memory.max").write_text("1000\n")
-    assert cgroup_headroom(tmp_path) == 300
+    assert cgroup_headroom(tmp_path, "") == 300
     (tmp_path / "memory.stat").write_text("anon 1\ninactive_file 50\n")
-    assert cgroup_headroom(tmp_path) == 350
+    assert cgroup_headroom(tmp_path, "") == 350
     (tmp_path / "memory.current").write_text("2000\n")
-    assert cgroup_headroom(tmp_path) == 0
+    assert cgroup_headroom(tmp_path, "") == 0
 
 
 def test_version_1_of_control_groups_is_read(tmp_path):
     (tmp_path / "memory").mkdir()
     (tmp_path / "memory/memory.limit_in_bytes").write_text("9223372036854771712")
     (tmp_path / "memory/memory.usage_in_bytes").write_text("700")
-    assert cgroup_headroom(tmp_path) is None
+    assert cgroup_headroom(tmp_path, "") is None
     (tmp_path / "memory/memory.limit_in_bytes").write_text("1000")
-    assert cgroup_headroom(tmp_path) == 300
+    assert cgroup_headroom(tmp_path, "") == 300
+
+
+def test_a_units_limit_and_that_of_its_slice_count(tmp_path):
+    unit = tmp_path / "system.slice" / "sglang.service"
+    unit.mkdir(parents=True)
+    for group, limit, used in ((unit, "900", "100"), (unit.parent, "max", "0"), (tmp_path, "1000", "500")):
+        (group / "memory.max").write_text(limit)
+        (group / "memory.current").write_text(used)
+    assert cgroup_headroom(tmp_path, "/system.slice/sglang.service") == 500
+    (unit / "memory.current").write_text("600")
+    assert cgroup_headroom(tmp_path, "/system.slice/sglang.service") == 300
 
 
 def test_free_bytes_are_never_more_than_the_file_system_has(tmp_path):

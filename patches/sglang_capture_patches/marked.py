@@ -104,6 +104,8 @@ def _check_request(req: Any) -> None:
         raise MarkError("requests with a LoRA adapter cannot be captured: the rows would not be the base model's")
     if req.input_embeds is not None:
         raise MarkError("requests with input_embeds cannot be captured: their rows belong to no token ids")
+    if req.multimodal_inputs is not None and len(req.origin_input_ids_unpadded) != len(req.origin_input_ids):
+        raise MarkError("this model's image tokens are expanded inside the engine: no vocabulary id for each row")
 
 
 def vocabulary_ids(req: Any) -> torch.Tensor:
@@ -111,16 +113,8 @@ def vocabulary_ids(req: Any) -> torch.Tensor:
 
     At image positions ``origin_input_ids`` holds the engine's internal hashes; the ids before that replacement have the
     model's placeholder there.
-
-    Raises:
-        MarkError: the two have different lengths, so that no id belongs to each row.
     """
-    ids = req.origin_input_ids
-    if req.multimodal_inputs is not None:
-        plain = req.origin_input_ids_unpadded
-        if len(plain) != len(ids):
-            raise MarkError("this model's image tokens are expanded inside the engine: no vocabulary id for each row")
-        ids = plain
+    ids = req.origin_input_ids if req.multimodal_inputs is None else req.origin_input_ids_unpadded
     return torch.tensor(ids, dtype=torch.int64)
 
 

@@ -129,7 +129,7 @@ def _announce(spec: CaptureSpec, settings: PluginSettings, rank: Rank, quota: in
     logger.info(
         "sglang-capture: capturing %s requests of %s (%d layers): hidden-state indices %s (= outputs of layers %s), "
         "last hidden state %s, %d bytes a token, into %s, at most %.1f GB. "
-        "Most published EAGLE-3 drafts use indices [2, n//2, n-3], here %s: check that your draft wants what you capture.",
+        "Most published EAGLE-3 drafts use indices [2, n//2, n-3], here %s: check what your draft wants.",
         settings.mode,
         spec.architecture,
         spec.num_layers,

@@ -170,9 +170,6 @@ def _status(status: SpoolStatus | None) -> Iterator[Check]:
         yield Check("server's plugin", "warn", f"process {status.pid} last wrote its status {age} ago", advice)
     elif status.state == "refused":
         yield Check("server's plugin", "wrong", f"loaded, but it cannot capture: {status.problem}")
-    elif status.state == "off":
-        advice = "Start SGLang with SGLANG_CAPTURE_MODE=marked"
-        yield Check("server's plugin", "warn", "loaded, and switched off", advice)
     else:
         counts = status.counts
         used = f"{human_bytes(status.used_bytes)} of {human_bytes(status.quota_bytes)} used"

@@ -44,7 +44,8 @@ class SpoolMonitor:
         if status is None:
             return (
                 f"no server with the plugin uses the spool {self.directory}: start SGLang with "
-                "SGLANG_PLUGINS=sglang_capture and the same SGLANG_CAPTURE_DIR as this service"
+                "SGLANG_PLUGINS=sglang_capture and the same SGLANG_CAPTURE_DIR as this service (and not with "
+                "SGLANG_CAPTURE_MODE=off)"
             )
         if not status.alive:
             return (
@@ -53,8 +54,6 @@ class SpoolMonitor:
             )
         if status.state == "refused":
             return f"the plugin is loaded but cannot capture: {status.problem}"
-        if status.state == "off":
-            return "the plugin is switched off: start SGLang with SGLANG_CAPTURE_MODE=marked"
         return None
 
     def require(self) -> SpoolStatus:

@@ -89,7 +89,7 @@ class EngineServer:
         try:
             self._wait_until_ready()
         except BaseException:
-            self.kill()
+            self.stop()
             raise
         return self
 

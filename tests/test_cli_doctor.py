@@ -131,9 +131,8 @@ def test_without_sglang_and_transformers_it_says_what_to_install(
         ({}, "ok", "capturing from /models/kimi"),
         ({"time": 0.0}, "warn", "last wrote its status"),
         ({"state": "refused", "problem": "no layer takes the keyword"}, "wrong", "no layer takes the keyword"),
-        ({"state": "off"}, "warn", "switched off"),
     ],
-    ids=["capturing", "stale", "refused", "off"],
+    ids=["capturing", "stale", "refused"],
 )
 def test_what_the_plugin_of_the_server_says_is_shown(
     tmp_path: Path, changes: dict[str, Any], state: str, found: str

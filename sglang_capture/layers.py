@@ -58,9 +58,7 @@ def parse_layers(text: str) -> tuple[int, ...]:
     try:
         numbers = [int(entry) for entry in entries]
     except ValueError:
-        raise LayerError(
-            f"layers must be comma-separated hidden-state indices like 3,31,59; found {text!r}"
-        ) from None
+        raise LayerError(f"layers must be comma-separated hidden-state indices like 3,31,59; found {text!r}") from None
     return canonical_layers(numbers)
 
 

@@ -15,17 +15,15 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import torch
 
+from sglang_capture.capture import Capture, CaptureRequest
 from sglang_capture.copying import Copier, DirectCopier, PinnedCopier
-from sglang_capture.coverage import Coverage
 from sglang_capture.dump import DumpFile, reserved_bytes
 from sglang_capture.quota import Account
-from sglang_capture.spec import CaptureSpec
 from sglang_capture.spool import PART_PREFIX, SPOOL_FULL, Counts, Failure, dump_path, failure_path, write_failure
 
 logger = logging.getLogger(__name__)
@@ -39,38 +37,6 @@ HOUSEKEEPING_SECONDS = 1.0
 
 MOST_FAILURES = 10_000
 """Failure files written per server start; each takes a page of memory, and a flood of bad marks must not fill it."""
-
-
-@dataclass(frozen=True)
-class CaptureRequest:
-    """One marked request, as the engine sees it.
-
-    Attributes:
-        input_ids: int64 ``[T]``, the vocabulary id of each row.
-        gone: why the engine let go of the request, or ``None`` while it may still run; asked once a second.
-    """
-
-    capture_id: str
-    request_id: str
-    spec: CaptureSpec
-    input_ids: torch.Tensor
-    gone: Callable[[], str | None]
-
-    @property
-    def tokens(self) -> int:
-        return int(self.input_ids.shape[0])
-
-
-@dataclass(eq=False)
-class Capture:
-    """A capture that was begun; ``open`` until it is complete, failed or refused."""
-
-    request: CaptureRequest
-    part: Path
-    open: bool = True
-    dump: DumpFile | None = None
-    coverage: Coverage = field(default_factory=Coverage)
-    laid_out: threading.Event = field(default_factory=threading.Event)
 
 
 class Recorder:
@@ -201,10 +167,16 @@ class Recorder:
             return f"larger than the spool: it needs {size} bytes, and the quota is {self.account.limit}"
         deadline = time.monotonic() + (self._wait_seconds if self._on_full == "wait" else 0.0)
         while not self.account.reserve(capture.part, size):
-            if time.monotonic() >= deadline:
+            # Captures under way end only if the engine goes on: to wait for their room would be to wait for ever.
+            if time.monotonic() >= deadline or size > self.account.limit - self._under_way():
                 return f"{SPOOL_FULL}: {size} bytes are needed, {self.account.free} of {self.account.limit} are free"
             time.sleep(0.02)
         return None
+
+    def _under_way(self) -> int:
+        """Bytes of the captures that still want rows."""
+        with self._lock:
+            return sum(reserved_bytes(open_one.request.tokens, open_one.request.spec) for open_one in self._open)
 
     def _close(self, capture: Capture) -> bool:
         """Whether this call is the one that ends the capture."""

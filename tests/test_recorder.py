@@ -6,10 +6,11 @@ import torch
 from factories import make_spec
 
 from sglang_capture import recorder as recorder_module
+from sglang_capture.capture import CaptureRequest
 from sglang_capture.coverage import Coverage
 from sglang_capture.dump import load_dump, reserved_bytes
 from sglang_capture.quota import Account
-from sglang_capture.recorder import CaptureRequest, Recorder
+from sglang_capture.recorder import Recorder
 from sglang_capture.spool import SPOOL_FULL, failure_path, read_failure
 
 SPEC = make_spec(last_hidden="both")
@@ -125,10 +126,20 @@ def test_with_wait_the_engine_pauses_until_there_is_room(tmp_path, make_recorder
 
 def test_with_wait_the_pause_ends_in_a_refusal(tmp_path, make_recorder):
     recorder = make_recorder(limit=reserved_bytes(10, SPEC) + 10, on_full="wait", wait_seconds=0.1)
-    recorder.begin(request("a"))
+    hand_over(recorder, recorder.begin(request("a")), rows(10), 0, 10)
     assert not recorder.begin(request("b")).open
     recorder.close()
     assert read_failure(failure_path(tmp_path, "b")).retriable
+
+
+def test_nobody_waits_for_room_that_only_the_engines_going_on_can_make(tmp_path, make_recorder):
+    recorder = make_recorder(limit=reserved_bytes(10, SPEC) + 10, on_full="wait", wait_seconds=3600)
+    under_way = recorder.begin(request("a"))
+    assert not recorder.begin(request("b")).open
+    hand_over(recorder, under_way, rows(10), 0, 10)
+    recorder.close()
+    assert read_failure(failure_path(tmp_path, "b")).retriable
+    assert (tmp_path / "a.pt").exists()
 
 
 def test_a_capture_larger_than_the_quota_will_never_fit(tmp_path, make_recorder):

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
+from sglang_capture.capture import Capture
 from sglang_capture.layers import LayerError, check_layers
 from sglang_capture.mark import Mark, MarkError, parse_mark, refused_id, safe_id
-from sglang_capture.recorder import Capture
 from sglang_capture.spec import CaptureSpec
 
 _ATTRIBUTE = "_sglang_capture"

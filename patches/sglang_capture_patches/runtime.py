@@ -6,7 +6,8 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any
 
-from sglang_capture.recorder import CaptureRequest, Recorder
+from sglang_capture.capture import CaptureRequest
+from sglang_capture.recorder import Recorder
 from sglang_capture.spec import CaptureSpec
 from sglang_capture.spool import Counts
 from sglang_capture_patches.marked import Decision, Marked, Refused, decide, ended, vocabulary_ids, watch

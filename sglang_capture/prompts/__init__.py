@@ -5,7 +5,8 @@ turns a conversation into ids with the model's own chat template.
 """
 
 from sglang_capture.prompts.chat import ChatTokenizer
+from sglang_capture.prompts.errors import RowError
 from sglang_capture.prompts.jsonl import read_jsonl
-from sglang_capture.prompts.rows import Prompt, RowError, check_vocabulary, parse_row
+from sglang_capture.prompts.rows import Prompt, check_vocabulary, parse_row
 
 __all__ = ["ChatTokenizer", "Prompt", "RowError", "check_vocabulary", "parse_row", "read_jsonl"]

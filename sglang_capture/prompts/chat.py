@@ -18,7 +18,7 @@ from typing import Any, cast
 import numpy as np
 
 from sglang_capture.errors import CaptureError
-from sglang_capture.prompts.rows import RowError
+from sglang_capture.prompts.errors import RowError
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 

@@ -10,7 +10,8 @@ from typing import Any
 import xxhash
 
 from sglang_capture.errors import UsageError
-from sglang_capture.prompts.rows import CONTENT_KEYS, RowError, row_id
+from sglang_capture.prompts.errors import RowError
+from sglang_capture.prompts.rows import CONTENT_KEYS, row_id
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import xxhash
 
-from sglang_capture.errors import CaptureError
 from sglang_capture.mark import is_capture_id
+from sglang_capture.prompts.errors import RowError
 
 if TYPE_CHECKING:
     from sglang_capture.prompts.chat import ChatTokenizer
@@ -33,10 +33,6 @@ CONTENT_KEYS = ("messages", "prompt", "text", "input_ids")
 
 _LARGEST_ID = 2**31 - 1
 _SLUG_LENGTH = 64
-
-
-class RowError(CaptureError):
-    """A row that cannot be captured; the others are not affected."""
 
 
 @dataclass(frozen=True)

@@ -46,8 +46,8 @@ def small_server(tiny6_model_dir: Path, small_file_system: Path) -> Iterator[Cap
         yield running
 
 
-def capture_many(server: CapturingServer, names: list[str], prompt: list[int]) -> None:
-    with ThreadPoolExecutor(8) as pool:
+def capture_many(server: CapturingServer, names: list[str], prompt: list[int], at_once: int = 8) -> None:
+    with ThreadPoolExecutor(at_once) as pool:
         for answer in pool.map(lambda name: server.capture(prompt, {"capture": name}), names):
             assert answer["meta_info"]["completion_tokens"] == 1
 
@@ -131,7 +131,7 @@ def test_a_quota_is_kept_and_with_wait_the_engine_waits_for_room(tiny6_model_dir
     with (
         spool_directory() as spool,
         CapturingServer(
-            tiny6_model_dir, spool, "--dtype", "float32", **SIX_LAYERS, quota="8MiB", on_full="wait", wait_seconds="20"
+            tiny6_model_dir, spool, "--dtype", "float32", **SIX_LAYERS, quota="8MiB", on_full="wait", wait_seconds="10"
         ) as server,
     ):
         names, packed, largest, stop = [new_id() for _ in range(30)], {}, [0], threading.Event()
@@ -152,7 +152,7 @@ def test_a_quota_is_kept_and_with_wait_the_engine_waits_for_room(tiny6_model_dir
         packer = threading.Thread(target=pack_away)
         packer.start()
         try:
-            capture_many(server, names, prompt)
+            capture_many(server, names, prompt, at_once=4)  # what one batch holds must fit into the quota
             deadline = time.monotonic() + 60
             while len(packed) < 30 and time.monotonic() < deadline:
                 time.sleep(0.02)

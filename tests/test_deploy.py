@@ -11,7 +11,7 @@ import pytest
 import yaml
 from documents import DEPLOY, ROOT, VARIABLES, check_command, unknown_variables
 from pydantic import ByteSize, TypeAdapter
-from sglang_capture_patches import compat
+from sglang_capture_patches import contract
 
 from sglang_capture.service.settings import ServiceSettings
 from sglang_capture.settings import PluginSettings, variable
@@ -138,7 +138,7 @@ def test_nothing_is_published_beyond_the_machine_and_the_service_wants_a_key(com
 
 def test_the_image_is_the_newest_tested_and_gets_what_the_package_is_built_from(compose: dict[str, Any]) -> None:
     dockerfile = (DEPLOY / "Dockerfile").read_text()
-    image = f"lmsysorg/sglang:v{compat.NEWEST_TESTED}"
+    image = f"lmsysorg/sglang:v{contract.NEWEST_TESTED}"
     assert f"ARG SGLANG_IMAGE={image}\n" in dockerfile
     assert compose["services"]["sglang"]["build"]["args"] == {"SGLANG_IMAGE": image}
     assert compose["services"]["sglang"]["build"]["dockerfile"] == "deploy/Dockerfile"

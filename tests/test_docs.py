@@ -12,7 +12,7 @@ import torch
 from documents import COMMANDS, DOCS, PAGES, ROOT, check_command, commands_in, fenced, prose, unknown_variables
 from factories import make_spec
 from pydantic import BaseModel
-from sglang_capture_patches import compat
+from sglang_capture_patches import contract
 
 from sglang_capture.dump import DumpFile
 from sglang_capture.layers import default_layers, eagle3_layers, output_of
@@ -139,16 +139,14 @@ def test_every_page_that_the_code_names_is_there() -> None:
 
 def test_what_is_hooked_read_and_refused_is_documented() -> None:
     page = (DOCS / "compatibility.md").read_text()
-    assert compat.OLDEST in page
-    assert compat.NEWEST_TESTED in page
-    assert compat.LAYER_KEYWORD in page
-    for need in (*compat.HOOKED, *compat.READ):
+    assert contract.OLDEST in page
+    assert contract.NEWEST_TESTED in page
+    assert contract.LAYER_KEYWORD in page
+    for need in (*contract.HOOKED, *contract.READ):
         owner, name = need.target.split(".")[-2:]
         assert f"`{owner}.{name}`" in page or f"`{name}`" in page, need.target
-    # Not imported: the module imports SGLang.
-    refused = (ROOT / "patches/sglang_capture_patches/target.py").read_text().split("_REFUSED: ")[1]
-    flags = re.findall(r"--[a-z-]+", refused.split("\n)\n")[0])
-    assert len(flags) == 4
+    flags = [flag for _, _, message in contract.REFUSED for flag in re.findall(r"--[a-z-]+", message)]
+    assert len(flags) == len(contract.REFUSED)
     assert [flag for flag in flags if flag not in page] == []
 
 

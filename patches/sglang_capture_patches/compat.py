@@ -1,4 +1,4 @@
-"""Which SGLang this is, and whether it has what we hook and read. The one table of it.
+"""Whether the SGLang that is installed has what we hook and read (:mod:`.contract`), checked before anything is hooked.
 
 ``python -m sglang_capture_patches.compat [--json]`` prints the result; ``sglang-capture doctor`` shows it.
 """
@@ -12,71 +12,22 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
-OLDEST = "0.5.15"
-"""Older releases capture wrong values under all-reduce fusion, or lack the layer's capture keyword."""
-
-NEWEST_TESTED = "0.5.23"
-
-
-@dataclass(frozen=True)
-class Need:
-    """A symbol that must be there.
-
-    Attributes:
-        target: dotted path; the part up to the first class is a module.
-        parameters: leading positional parameters that a hook relies on.
-        keywords: parameters that may be passed by name.
-        hooked: whether we hook it (else we only read or call it).
-    """
-
-    target: str
-    parameters: tuple[str, ...] = ()
-    keywords: tuple[str, ...] = ()
-    hooked: bool = False
-
-
-HOOKED = (
-    Need("sglang.srt.model_executor.model_runner.ModelRunner.load_model", ("self",), hooked=True),
-    Need("sglang.srt.model_executor.model_runner.ModelRunner.forward", ("self", "forward_batch"), hooked=True),
-    Need(
-        "sglang.srt.model_executor.forward_batch_info.ForwardBatch.init_new",
-        ("cls", "batch", "model_runner"),
-        hooked=True,
-    ),
-    Need("sglang.srt.managers.schedule_batch.Req._compute_max_prefix_len", ("self", "input_len"), hooked=True),
-    Need(
-        "sglang.srt.model_executor.runner.prefill_cuda_graph_runner.PrefillCudaGraphRunner.can_run_graph",
-        ("self", "forward_batch"),
-        hooked=True,
-    ),
-    Need(
-        "sglang.srt.managers.scheduler_components.dp_attn._local_prefill_cuda_graph_vote",
-        (),
-        ("local_batch",),
-        hooked=True,
-    ),
+from sglang_capture_patches.contract import (
+    FIELDS,
+    HOOKED,
+    NEWEST_TESTED,
+    OLDEST,
+    READ,
+    Need,
+    Source,
+    needed,
+    release,
+    signature_fault,
 )
-
-READ = (
-    Need("sglang.srt.plugins.hook_registry.HookRegistry.register", (), ("target", "hook", "hook_type")),
-    Need("sglang.srt.plugins.hook_registry.HookRegistry._patched"),
-    Need("sglang.srt.runtime_context.get_parallel"),
-    Need("sglang.srt.managers.schedule_batch.Req.finished", ("self",)),
-    Need(
-        "sglang.srt.managers.schedule_batch.Req.__init__",
-        ("self", "rid"),
-        ("origin_input_ids", "sampling_params", "session", "lora_id"),
-    ),
-    Need("sglang.srt.sampling.sampling_params.SamplingParams.custom_params"),
-)
-
-LAYER_KEYWORD = "captured_last_layer_outputs"
-"""SGLang's own capture keyword on a decoder layer: what it gets is the residual stream entering the layer, complete.
-
-It belongs to a model's module, which is imported when the model is loaded, and is checked there.
-"""
 
 
 @dataclass
@@ -86,7 +37,7 @@ class Report:
     sglang: str
     problems: list[str] = field(default_factory=list)
     note: str = ""
-    hooks: list[str] = field(default_factory=lambda: [need.target for need in HOOKED])
+    hooks: list[str] = field(default_factory=list)
 
     def message(self) -> str:
         """One message for the log: what was found, what is missing, what to do."""
@@ -111,8 +62,10 @@ def check() -> Report:
         report.note = (
             f"SGLang {report.sglang} is newer than the newest tested ({NEWEST_TESTED}); its symbols are checked"
         )
-    for need in (*HOOKED, *READ):
+    report.hooks = [need.target for need in needed(HOOKED, report.sglang)]
+    for need in needed((*HOOKED, *READ), report.sglang):
         report.problems.extend(_faults(need))
+    report.problems.extend(Source(_installed_root()).field_faults(FIELDS))
     return report
 
 
@@ -124,14 +77,12 @@ def installed_version() -> str:
         return ""
 
 
-def release(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version: ``0.5.10.post1`` gives ``(0, 5, 10)``."""
-    numbers: list[int] = []
-    for part in version.split("."):
-        if not part.isdigit():
-            break
-        numbers.append(int(part))
-    return tuple(numbers)
+def _installed_root() -> Path:
+    """The directory that holds the package ``sglang``, found without importing it."""
+    found = find_spec("sglang")
+    if found is None or found.origin is None:
+        raise ImportError("sglang is installed, but cannot be found")
+    return Path(found.origin).parents[1]
 
 
 def _faults(need: Need) -> Iterator[str]:
@@ -140,14 +91,7 @@ def _faults(need: Need) -> Iterator[str]:
     except (ImportError, AttributeError) as error:
         yield f"{need.target} is missing ({error})"
         return
-    if not need.parameters and not need.keywords:
-        return
-    names = list(inspect.signature(found).parameters)
-    if names[: len(need.parameters)] != list(need.parameters):
-        yield f"{need.target} begins with ({', '.join(names)}), and ({', '.join(need.parameters)}) is needed"
-    lacking = [keyword for keyword in need.keywords if keyword not in names]
-    if lacking:
-        yield f"{need.target} has no parameter {', '.join(lacking)}"
+    yield from signature_fault(need, list(inspect.signature(found).parameters))
 
 
 def _resolve(target: str) -> Any:

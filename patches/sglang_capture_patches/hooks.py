@@ -5,6 +5,8 @@ from __future__ import annotations
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from sglang_capture_patches import batch_plan, model_forward, model_load, prefill_graph, prefix_cache
+from sglang_capture_patches.compat import installed_version
+from sglang_capture_patches.contract import HOOKED, needed
 
 _RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
 _GRAPHS = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner.PrefillCudaGraphRunner"
@@ -31,10 +33,15 @@ HOOKS = {
 def register_all() -> None:
     """Hand every hook to SGLang's registry, which attaches them when all plugins have registered."""
     model_load.attached = attached
-    for target, (hook, kind) in HOOKS.items():
+    for target in _targets():
+        hook, kind = HOOKS[target]
         HookRegistry.register(target, hook, kind)
 
 
 def attached() -> dict[str, str]:
     """Each target with ``attached`` or ``missing``: the registry logs a target that it could not patch and goes on."""
-    return {target: "attached" if target in HookRegistry._patched else "missing" for target in HOOKS}
+    return {target: "attached" if target in HookRegistry._patched else "missing" for target in _targets()}
+
+
+def _targets() -> list[str]:
+    return [need.target for need in needed(HOOKED, installed_version())]

@@ -18,7 +18,7 @@ import torch
 
 from sglang_capture.spec import LAST_HIDDEN_KEYS
 from sglang_capture_patches.batch_plan import Plan, plan_of
-from sglang_capture_patches.compat import LAYER_KEYWORD
+from sglang_capture_patches.contract import LAYER_KEYWORD
 
 logger = logging.getLogger(__name__)
 

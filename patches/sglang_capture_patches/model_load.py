@@ -15,11 +15,11 @@ from typing import Any
 
 from sglang_capture.claim import Claim, claim_spool
 from sglang_capture.layers import LayerError, eagle3_layers, output_of
-from sglang_capture.quota import Account, QuotaError, free_bytes, parse_quota
+from sglang_capture.quota import Account, free_bytes, parse_quota
 from sglang_capture.recorder import HOUSEKEEPING_SECONDS, Recorder
 from sglang_capture.settings import PluginSettings, plugin_settings
 from sglang_capture.spec import CaptureSpec
-from sglang_capture.spool import SpoolError, dumps
+from sglang_capture.spool import dumps
 from sglang_capture_patches import SERVER_ID, runtime
 from sglang_capture_patches.status import StatusWriter
 from sglang_capture_patches.target import (
@@ -52,7 +52,7 @@ def around_load_model(original: Callable[..., Any], model_runner: Any, *args: An
         settings = plugin_settings()
         try:
             _start(model_runner, settings)
-        except (CaptureStartError, LayerError, SpoolError, QuotaError, OSError) as error:
+        except Exception as error:
             message = f"sglang-capture: this server cannot capture: {error}"
             if settings.strict:
                 raise CaptureStartError(message) from error

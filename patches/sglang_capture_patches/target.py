@@ -14,7 +14,7 @@ from sglang_capture.layers import check_layers, default_layers, parse_layers
 from sglang_capture.settings import PluginSettings
 from sglang_capture.spec import CaptureSpec
 from sglang_capture.weights import weights_digest
-from sglang_capture_patches.compat import LAYER_KEYWORD
+from sglang_capture_patches.contract import LAYER_KEYWORD, REFUSED, VOTE_SINCE, release
 
 SUPPORTED = "DeepSeek-V2 and -V3 and the models that hold one (Kimi-K2.5)"
 
@@ -79,26 +79,18 @@ def check_configuration(args: Any) -> None:
     Raises:
         CaptureStartError: names each flag that must change.
     """
-    faults = [message for field, usable, message in _REFUSED if getattr(args, field, None) not in usable]
+    faults = [message for field, usable, message in REFUSED if getattr(args, field) not in usable]
+    if release(metadata.version("sglang")) < release(VOTE_SINCE) and _graphs_under_dp_attention(args):
+        faults.append(
+            f"before SGLang {VOTE_SINCE} the ranks of DP attention cannot agree to run a marked prefill without its "
+            "CUDA graph: add --disable-prefill-cuda-graph"
+        )
     if faults:
         raise CaptureStartError("; ".join(faults))
 
 
-_REFUSED: tuple[tuple[str, tuple[object, ...], str], ...] = (
-    ("pp_size", (None, 1), "pipeline parallelism is not supported: use --pp-size 1"),
-    (
-        "enable_two_batch_overlap",
-        (None, False),
-        "two-batch overlap runs the layers without capture: drop --enable-two-batch-overlap",
-    ),
-    ("attn_cp_size", (None, 1), "context parallelism re-orders rows: use --attn-cp-size 1"),
-    (
-        "enable_attn_tp_input_scattered",
-        (None, False),
-        "scattered attention input leaves rows on other ranks: drop --enable-attn-tp-input-scattered",
-    ),
-)
-"""Server arguments, the values that can be captured with, and what to say of any other."""
+def _graphs_under_dp_attention(args: Any) -> bool:
+    return bool(args.enable_dp_attention) and str(args.device) == "cuda" and not args.disable_prefill_cuda_graph
 
 
 def build_spec(model_runner: Any, target: Target, settings: PluginSettings) -> CaptureSpec:

@@ -70,6 +70,8 @@ class Oracle:
             raise OracleError(
                 "recomputing hidden states needs transformers: pip install 'sglang-capture[transformers]'"
             ) from error
+        if not sys.stderr.isatty():
+            transformers.utils.logging.disable_progress_bar()
         options = {"dtype": DTYPES[dtype], "trust_remote_code": trust_remote_code}
         if device == "auto":
             options["device_map"] = "auto"

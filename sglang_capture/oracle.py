@@ -6,6 +6,7 @@ so no logits are computed. Needs ``pip install 'sglang-capture[transformers]'``.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 

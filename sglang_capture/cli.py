@@ -6,6 +6,7 @@ heavy (torch, transformers, FastAPI) inside their functions, so that `--help` an
 
 from __future__ import annotations
 
+import json
 import sys
 from importlib.metadata import version
 from typing import Annotated
@@ -70,6 +71,8 @@ def main() -> None:
         if code is None:
             raise
         print(f"error: {error}", file=sys.stderr)
+        if "--json" in sys.argv[1:]:
+            print(json.dumps({"ok": False, "error": str(error)}))
         sys.exit(code)
 
 

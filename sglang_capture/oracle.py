@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -75,6 +76,8 @@ class Oracle:
             transformers.utils.logging.disable_progress_bar()
         options = {"dtype": DTYPES[dtype], "trust_remote_code": trust_remote_code}
         if device == "auto":
+            if find_spec("accelerate") is None:
+                raise OracleError("--device auto spreads the model with accelerate: pip install accelerate")
             options["device_map"] = "auto"
         try:
             try:
@@ -85,7 +88,9 @@ class Oracle:
                 model = transformers.AutoModelForImageTextToText.from_pretrained(path, **options)
             model = model if device == "auto" else model.to(device)
         except (OSError, ValueError, ImportError, RuntimeError) as error:
-            raise OracleError(f"transformers cannot load {path!r} ({error}): name the weights with --model") from error
+            raise OracleError(
+                f"transformers cannot load {path!r} ({error}): name a directory or a Hub id with --model"
+            ) from error
         return cls(model.eval())
 
     @torch.inference_mode()

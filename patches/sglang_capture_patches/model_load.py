@@ -9,12 +9,13 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sglang_capture.claim import Claim, claim_spool
-from sglang_capture.layers import LayerError, eagle3_layers, output_of
+from sglang_capture.layers import eagle3_layers, output_of
 from sglang_capture.quota import Account, free_bytes, parse_quota
 from sglang_capture.recorder import HOUSEKEEPING_SECONDS, Recorder
 from sglang_capture.settings import PluginSettings, plugin_settings
@@ -25,7 +26,6 @@ from sglang_capture_patches.status import StatusWriter
 from sglang_capture_patches.target import (
     CaptureStartError,
     Rank,
-    Target,
     build_spec,
     check_configuration,
     find_target,
@@ -33,6 +33,8 @@ from sglang_capture_patches.target import (
 )
 
 logger = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
 
 attached: Callable[[], dict[str, str]] = dict
 """Each hook's state; set by :mod:`.hooks`, which imports this module."""
@@ -42,58 +44,78 @@ _claims: list[Claim] = []
 
 
 def around_load_model(original: Callable[..., Any], model_runner: Any, *args: Any, **kwargs: Any) -> Any:
-    """Load, then make ready to capture; a draft's model is left alone.
+    """Load, then make ready to capture; a draft's model is left alone. What can be refused before loading is: that may
+    take many minutes.
 
     Raises:
         CaptureStartError: the server cannot capture, and ``SGLANG_CAPTURE_STRICT`` is on.
     """
+    if model_runner.is_draft_worker:
+        return original(model_runner, *args, **kwargs)
+    settings = plugin_settings()
+    status = _or_refuse(settings, lambda: _prepare(model_runner, settings))
     result = original(model_runner, *args, **kwargs)
-    if not model_runner.is_draft_worker:
-        settings = plugin_settings()
-        try:
-            _start(model_runner, settings)
-        except Exception as error:
-            message = f"sglang-capture: this server cannot capture: {error}"
-            if settings.strict:
-                raise CaptureStartError(message) from error
-            logger.error("%s (SGLANG_CAPTURE_STRICT=0: it starts all the same)", message)
+    if status is not None:
+        _or_refuse(settings, lambda: _start(model_runner, settings, status))
     return result
 
 
-def _start(model_runner: Any, settings: PluginSettings) -> None:
-    hooks = attached()
-    rank = rank_of(model_runner)
+def _or_refuse(settings: PluginSettings, step: Callable[[], _Result]) -> _Result | None:
+    """``step``, or the end of the server; without ``SGLANG_CAPTURE_STRICT`` an error in the log and ``None``."""
+    try:
+        return step()
+    except Exception as error:
+        message = f"sglang-capture: this server cannot capture: {error}"
+        if settings.strict:
+            raise CaptureStartError(message) from error
+        logger.error("%s (SGLANG_CAPTURE_STRICT=0: it starts all the same)", message)
+        return None
+
+
+def _prepare(model_runner: Any, settings: PluginSettings) -> StatusWriter:
+    """All that needs no weights: the claim on the spool, the hooks, the server's arguments."""
     server_id = os.environ.get(SERVER_ID, str(os.getpid()))
     _claims.append(claim_spool(settings.dir, server_id))
-    quota = parse_quota(settings.quota, free_bytes(settings.dir)) // rank.writers
-    status = StatusWriter(settings.dir, rank, settings, server_id, hooks, model_runner.server_args, quota)
-    try:
-        target, spec = _checked(model_runner, settings, hooks)
-    except (CaptureStartError, LayerError) as error:
-        status.problem = str(error)
-        _keep_writing(status)
-        raise
-    recorder = _recorder(settings, rank, quota, str(model_runner.device), status) if rank.writer else None
+    hooks = attached()
+    status = StatusWriter(settings.dir, rank_of(model_runner), settings, server_id, hooks, model_runner.server_args)
+    missing = [target for target, state in hooks.items() if state != "attached"]
+    with _told_in(status):
+        if missing:
+            raise CaptureStartError(f"SGLang did not attach the hooks on {', '.join(missing)}: see its log above")
+        check_configuration(model_runner.server_args)
+    return status
+
+
+def _start(model_runner: Any, settings: PluginSettings, status: StatusWriter) -> None:
+    """The model is there: find its layers, and begin."""
+    rank = status.rank
+    with _told_in(status):
+        target = find_target(model_runner.model)
+        spec = build_spec(model_runner, target, settings)
+    status.quota = parse_quota(settings.quota, free_bytes(settings.dir)) // rank.writers
+    recorder = _recorder(settings, rank, str(model_runner.device), status) if rank.writer else None
     status.runtime = runtime.Runtime(model_runner, target, spec, settings.mode == "all", settings.secret, recorder)
     if recorder is None:
         _keep_writing(status)
     else:
         status.write()
     runtime.install(status.runtime)
-    _announce(spec, settings, rank, quota)
+    _announce(spec, settings, rank, status.quota)
 
 
-def _checked(model_runner: Any, settings: PluginSettings, hooks: dict[str, str]) -> tuple[Target, CaptureSpec]:
-    missing = [target for target, state in hooks.items() if state != "attached"]
-    if missing:
-        raise CaptureStartError(f"SGLang did not attach the hooks on {', '.join(missing)}: see its log above")
-    check_configuration(model_runner.server_args)
-    target = find_target(model_runner.model)
-    return target, build_spec(model_runner, target, settings)
+@contextmanager
+def _told_in(status: StatusWriter) -> Iterator[None]:
+    """What goes wrong inside is also said in the status, for a server that starts all the same."""
+    try:
+        yield
+    except Exception as error:
+        status.problem = str(error)
+        _keep_writing(status)
+        raise
 
 
-def _recorder(settings: PluginSettings, rank: Rank, quota: int, device: str, status: StatusWriter) -> Recorder:
-    account = Account(quota)
+def _recorder(settings: PluginSettings, rank: Rank, device: str, status: StatusWriter) -> Recorder:
+    account = Account(status.quota)
     if rank.dp == 0:
         for path in dumps(settings.dir):
             account.adopt(path)

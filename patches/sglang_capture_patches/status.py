@@ -18,7 +18,7 @@ from sglang_capture.spool import (
     write_atomically,
 )
 from sglang_capture_patches.runtime import Runtime
-from sglang_capture_patches.target import Rank
+from sglang_capture_patches.target import Rank, local_path
 
 
 @dataclass
@@ -31,7 +31,7 @@ class StatusWriter:
     server_id: str
     hooks: dict[str, str]
     args: Any
-    quota: int
+    quota: int = 0
     runtime: Runtime | None = None
     problem: str = ""
     started: float = field(default_factory=time.time)
@@ -59,8 +59,8 @@ class StatusWriter:
             writer=self.rank.writer,
             mode=self.settings.mode,
             url=_url(self.args),
-            model_path=str(self.args.model_path),
-            tokenizer_path=str(self.args.tokenizer_path or self.args.model_path),
+            model_path=local_path(self.args.model_path),
+            tokenizer_path=local_path(self.args.tokenizer_path or self.args.model_path),
             spec=self.runtime.spec.model_dump(mode="json") if self.runtime else {},
             quota_bytes=self.quota,
             used_bytes=used,

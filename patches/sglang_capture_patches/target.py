@@ -6,6 +6,7 @@ import inspect
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from sglang.srt.runtime_context import get_parallel
@@ -112,7 +113,7 @@ def build_spec(model_runner: Any, target: Target, settings: PluginSettings) -> C
         vocab_size=int(config.vocab_size),
         dtype=str(model_runner.dtype).removeprefix("torch."),
         architecture=architectures[0],
-        model_path=str(args.model_path),
+        model_path=local_path(args.model_path),
         weights_digest=weights_digest(str(args.model_path), args.revision),
         revision=args.revision or "",
         sglang_version=metadata.version("sglang"),
@@ -120,6 +121,11 @@ def build_spec(model_runner: Any, target: Target, settings: PluginSettings) -> C
         ranks={"tp": int(args.tp_size), "dp": int(args.dp_size), "pp": int(args.pp_size)},
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
+
+
+def local_path(path: object) -> str:
+    """A directory as an absolute path, so that it means the same from anywhere; a Hub id as it is."""
+    return str(Path(str(path)).resolve()) if Path(str(path)).is_dir() else str(path)
 
 
 def rank_of(model_runner: Any) -> Rank:

@@ -210,7 +210,6 @@ The same on your own server and data:
   SGLANG_PLUGINS=sglang_capture python -m sglang.launch_server --model-path MODEL …
   sglang-capture serve --data DIR
   sglang-capture run YOUR.jsonl
-  sglang-capture pack --help            # the service packs by itself; this is for without it
   sglang-capture export DIR/dataset-… --to specforge OUT
   sglang-capture verify DIR/dataset-…
 """

@@ -228,16 +228,18 @@ def _print_summary(summary: dict[str, Any]) -> None:
         ("duplicates", f"{summary['duplicates']:,}"),
         ("bad rows", f"{summary['bad_rows']:,}"),
         ("failed", f"{summary['failed']:,}"),
-        ("not tried", f"{summary['not_tried']:,}"),
+        ("left", f"{summary['not_tried']:,}"),
         (
             "time",
             f"{summary['seconds']:,.1f} s: {summary['conversations_per_second']:,.1f} conversations/s, "
             f"{summary['tokens_per_second']:,.0f} tokens/s",
         ),
     ]
-    optional = {"already there", "duplicates", "bad rows", "failed", "not tried"}
+    optional = {"already there", "duplicates", "bad rows", "failed", "left"}
     print_facts((name, value) for name, value in facts if value != "0" or name not in optional)
-    if summary["stopped"]:
+    if not summary["rows"]:
+        say("there is no row in the file", "warn")
+    elif summary["stopped"]:
         say(f"stopped: {summary['stopped']}", "wrong")
         say("The same command goes on from here; what was captured is not captured twice.")
     elif summary["missing"]:

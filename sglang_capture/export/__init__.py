@@ -12,7 +12,7 @@ from typing import Final
 from sglang_capture.errors import UsageError
 from sglang_capture.export.base import Exporter, ExportError, ExportSummary, Progress, SkippedSample
 from sglang_capture.export.specforge import SpecForgeEagle3
-from sglang_capture.shards import CaptureDataset
+from sglang_capture.shards import CaptureDataset, check_dataset
 
 __all__ = [
     "ExportError",
@@ -58,9 +58,10 @@ def export_dataset(
     Raises:
         UsageError: the format or a sample id is unknown.
         ExportError: the format cannot hold these captures, or ``out`` cannot be written or holds something else.
-        DatasetError: the dataset cannot be read.
+        DatasetError: the dataset cannot be read, or a shard is not what its checksum says.
     """
     exporter = get_exporter(to)
+    check_dataset(dataset_path, deep=True)
     dataset = CaptureDataset(dataset_path, rank=0, world_size=1)
     exporter.check(dataset.spec)
     rows = _rows(dataset, ids)

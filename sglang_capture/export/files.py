@@ -89,7 +89,7 @@ class FileExporter(ABC):
                 written=written,
                 skipped=skipped,
                 bytes=size,
-                notes=self.notes(dataset.spec),
+                notes=[*self.notes(dataset.spec), *_mask_notes(dataset, rows)],
             )
             folder.finish(summary)
         return summary
@@ -106,6 +106,17 @@ class FileExporter(ABC):
         except UnfitSampleError as unfit:
             return SkippedSample(sample_id=sample_id, reason=str(unfit))
         return folder.write(file, sample_id, lambda sink: torch.save(content, sink)), True
+
+
+def _mask_notes(dataset: CaptureDataset, rows: Sequence[int]) -> list[str]:
+    """A mask of all ones is right for plain text and wrong for a conversation: nobody but the user can tell."""
+    ones = sum(bool(dataset[row]["loss_mask"].all()) for row in rows)
+    if not ones:
+        return []
+    return [
+        f"{ones} of {len(rows)} samples have a loss mask of all ones, so every token of them is trained: as is usual "
+        "for prompts, input_ids without a mask, and requests that were marked by hand (--ids chooses samples)"
+    ]
 
 
 def as_bfloat16(name: str, rows: torch.Tensor) -> torch.Tensor:

@@ -78,7 +78,9 @@ def service_settings(**given: object) -> ServiceSettings:
         UsageError: names each variable that has an unusable value, what was found and what is expected.
     """
     try:
-        return ServiceSettings(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+        settings = ServiceSettings(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+        # Records name files; a relative path would mean another place to whoever reads them.
+        return settings.model_copy(update={"data": settings.data.absolute()})
     except ValidationError as error:
         faults = "; ".join(f"{variable(str(e['loc'][0]))}: {e['msg']} (found {e['input']!r})" for e in error.errors())
         raise UsageError(faults) from None

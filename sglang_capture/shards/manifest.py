@@ -147,5 +147,5 @@ def _check_version(path: Path, content: object) -> None:
     if isinstance(version, int) and version > FORMAT_VERSION:
         raise DatasetError(
             f"{path} is of format version {version}, and this release reads versions up to {FORMAT_VERSION}: "
-            "upgrade with `pip install --upgrade sglang-capture`"
+            "upgrade sglang-capture"
         )

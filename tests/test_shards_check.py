@@ -81,7 +81,7 @@ def test_a_shard_of_another_dataset_in_its_place_is_found(
 def test_a_newer_format_asks_for_an_upgrade_whatever_else_it_holds(dataset: Path) -> None:
     edit_manifest(dataset, format_version=2, shards="something new")
     for use in (CaptureDataset, check_dataset, lambda path: DatasetWriter(path, SPEC)):
-        with pytest.raises(DatasetError, match=r"format version 2.*upgrade with"):
+        with pytest.raises(DatasetError, match=r"format version 2.*upgrade sglang-capture"):
             use(dataset)
 
 

@@ -211,7 +211,6 @@ def test_without_the_plugin_nothing_is_sent(tmp_path: Path, spool_dir: Path) -> 
     ("status", "what"),
     [
         ({"state": "refused", "problem": "SGLang 9.9 is not supported"}, "SGLang 9.9 is not supported"),
-        ({"state": "off"}, "SGLANG_CAPTURE_MODE=marked"),
         ({"time": 0.0}, "has stopped writing its status"),
     ],
 )

@@ -253,10 +253,10 @@ def test_a_request_is_held_back_while_there_is_no_room(tmp_path: Path, sglang: S
     with serving(tmp_path, hold_seconds=0.5) as client:
         assert "packer" in problem(capture(client, input_ids=[1]), 503, "spool-full")["detail"]
         assert sglang.requests == []
-        with ThreadPoolExecutor(1) as pool:
-            held = pool.submit(capture, client, input_ids=[1])
-            sglang.free = None
-            assert held.result().status_code == 200
+    with serving(tmp_path, hold_seconds=60) as client, ThreadPoolExecutor(1) as pool:
+        held = pool.submit(capture, client, input_ids=[1])
+        sglang.free = None
+        assert held.result().status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -109,12 +109,14 @@ def test_health_answers_while_the_engine_does_not(tmp_path: Path, sglang: StandI
 
 def test_a_fault_in_the_background_is_told_and_mended(tmp_path: Path, spool_dir: Path) -> None:
     with serving(tmp_path, catalog=f"sqlite:///{tmp_path}/c.sqlite") as client:
-        with create_engine(f"sqlite:///{tmp_path}/c.sqlite").begin() as connection:
+        # The service writes too; whoever comes second waits.
+        catalog = create_engine(f"sqlite:///{tmp_path}/c.sqlite", connect_args={"timeout": 60})
+        with catalog.begin() as connection:
             connection.execute(text("ALTER TABLE captures RENAME TO hidden"))
         until(lambda: any("stumbled" in line for line in client.get("/health").json()["problems"]), "the fault")
         document = problem(client.get("/capture"), 500, "internal-error")
         assert "OperationalError" in document["detail"]
-        with create_engine(f"sqlite:///{tmp_path}/c.sqlite").begin() as connection:
+        with catalog.begin() as connection:
             connection.execute(text("ALTER TABLE hidden RENAME TO captures"))
         put_dump(spool_dir, "a")
         until(lambda: state(client, "a") == "spooled", "the record")

@@ -20,22 +20,17 @@ LOGPROB_BOUND = 2e-5
 
 
 @pytest.fixture(scope="module")
-def server(tiny_model_dir: Path) -> Iterator[EngineServer]:
-    with EngineServer(tiny_model_dir) as server:
+def server(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
+    spool = tmp_path_factory.mktemp("nowhere") / "spool"
+    with EngineServer(tiny_model_dir, env={"SGLANG_CAPTURE_DIR": str(spool)}) as server:
         yield server
+    assert not spool.exists()
 
 
-TWO_RANKS = {
-    "tensor parallel": ["--tp-size", "2"],
-    "pipeline parallel": ["--pp-size", "2"],
-    "attention data parallel": ["--tp-size", "2", "--dp-size", "2", "--enable-dp-attention"],
-}
-
-
-@pytest.fixture(scope="module", params=TWO_RANKS.values(), ids=TWO_RANKS)
-def two_ranks(request: pytest.FixtureRequest, tiny6_model_dir: Path) -> Iterator[EngineServer]:
-    """Servers of two ranks; each is killed in the end, which must leave no process of it."""
-    server = EngineServer(tiny6_model_dir, *request.param).start()
+@pytest.fixture(scope="module")
+def two_ranks(tiny6_model_dir: Path) -> Iterator[EngineServer]:
+    """A server of two ranks with DP attention; it is killed in the end, which must leave no process of it."""
+    server = EngineServer(tiny6_model_dir, "--tp-size", "2", "--dp-size", "2", "--enable-dp-attention").start()
     family = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
     assert len(family) > 2
     yield server
@@ -52,6 +47,12 @@ def test_61_layers_equal_transformers(server: EngineServer, oracle: Oracle, leng
 @pytest.mark.parametrize("length", LENGTHS)
 def test_two_ranks_equal_transformers(two_ranks: EngineServer, oracle6: Oracle, length: int) -> None:
     assert_equals_oracle(two_ranks, oracle6, length)
+
+
+def test_without_our_plugin_a_mark_means_nothing(server: EngineServer) -> None:
+    """That no spool comes of it is seen when the server has stopped."""
+    answer = server.generate([20, 21], custom_params={"capture": "nobody"})
+    assert answer["meta_info"]["completion_tokens"] == 1
 
 
 def test_a_cached_prefix_changes_nothing(server: EngineServer, oracle: Oracle) -> None:

@@ -140,10 +140,10 @@ def test_a_job_waits_while_the_server_is_away(service: httpx.Client, sglang: Sta
     sglang.behaviour = wait
     job = start(service, rows=[{"input_ids": [number]} for number in range(4)], concurrency=1)
     until(lambda: sglang.sent_ids, "the first request")
-    sglang.status_changes = {"state": "off"}
+    sglang.status_changes = {"state": "refused", "problem": "no hooks"}
     sglang.write_status()
     go_on.set()
-    until(lambda: "switched off" in service.get(f"/capture/jobs/{job}").json()["waiting"], "the waiting")
+    until(lambda: "no hooks" in service.get(f"/capture/jobs/{job}").json()["waiting"], "the waiting")
     sglang.status_changes = {}
     sglang.write_status()
     assert counts(ended(service, job))["captured"] == 4

@@ -77,8 +77,12 @@ def plugin_settings() -> PluginSettings:
     try:
         return PluginSettings()
     except ValidationError as error:
-        faults = "; ".join(f"{variable(str(e['loc'][0]))}: {e['msg']} (found {e['input']!r})" for e in error.errors())
-        raise SettingsError(faults) from None
+        raise SettingsError(faults_of(error)) from None
+
+
+def faults_of(error: ValidationError) -> str:
+    """Each variable that has an unusable value, what is expected and what was found."""
+    return "; ".join(f"{variable(str(e['loc'][0]))}: {e['msg']} (found {e['input']!r})" for e in error.errors())
 
 
 def variable(field: str) -> str:

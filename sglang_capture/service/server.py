@@ -10,7 +10,8 @@ import uvicorn
 from sglang_capture.errors import CaptureError, UsageError
 from sglang_capture.service.app import create_app
 from sglang_capture.service.core import Service
-from sglang_capture.service.settings import ServiceSettings, variable
+from sglang_capture.service.settings import ServiceSettings
+from sglang_capture.settings import variable
 
 _STOP_SECONDS = 10
 """How long open answers (event streams, big downloads) may take when the service stops."""

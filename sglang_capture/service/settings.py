@@ -10,9 +10,9 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from sglang_capture.catalog import sqlite_url
 from sglang_capture.errors import UsageError
+from sglang_capture.settings import PREFIX, faults_of
 from sglang_capture.spool import DEFAULT_DIRECTORY
 
-PREFIX = "SGLANG_CAPTURE_"
 DEFAULT_PORT = 30080
 DEFAULT_SERVER = "http://127.0.0.1:30000"
 
@@ -82,10 +82,4 @@ def service_settings(**given: object) -> ServiceSettings:
         # Records name files; a relative path would mean another place to whoever reads them.
         return settings.model_copy(update={"data": settings.data.absolute()})
     except ValidationError as error:
-        faults = "; ".join(f"{variable(str(e['loc'][0]))}: {e['msg']} (found {e['input']!r})" for e in error.errors())
-        raise UsageError(faults) from None
-
-
-def variable(field: str) -> str:
-    """The environment variable of a setting's field."""
-    return PREFIX + field.upper()
+        raise UsageError(faults_of(error)) from None

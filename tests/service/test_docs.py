@@ -12,7 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from service.standin import put_failure
 from sglang_capture.service.problems import KINDS
-from sglang_capture.service.settings import ServiceSettings, variable
+from sglang_capture.service.settings import ServiceSettings
+from sglang_capture.settings import variable
 
 DOCS = Path(__file__).parents[2] / "docs"
 HTTP_API = (DOCS / "http-api.md").read_text()

@@ -6,6 +6,7 @@
     <spool>/<capture_id>.failed.json   why a marked request has no dump
     <spool>/status.json                what the plugin is doing; status-<rank>.json for each rank
     <spool>/.part-…                    a dump being filled; removed at the next start if its process died
+    <spool>/.….tmp                     a small file on its way to its name; removed likewise
     <spool>/.lock                      held by the processes of the one server that writes here
 
 The plugin writes, the side service reads and removes. A dump belongs to the spool until it is packed or deleted.
@@ -17,6 +18,7 @@ import contextlib
 import json
 import os
 import stat
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +32,8 @@ DEFAULT_DIRECTORY = Path("/dev/shm/sglang_capture")
 DUMP_SUFFIX = ".pt"
 FAILED_SUFFIX = ".failed.json"
 PART_PREFIX = ".part-"
+TEMPORARY_SUFFIX = ".tmp"
+"""Of a small file on its way to its name."""
 STATUS_NAME = "status.json"
 STATUS_STALE_SECONDS = 10.0
 """A running plugin writes its status every second; one this old belongs to a server that stopped or hangs."""
@@ -217,15 +221,14 @@ def remove(directory: Path, capture_id: str) -> bool:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a small file so that a reader sees all of it or none, mode 0600."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    """Write a small file so that a reader sees all of it or none, mode 0600; of two writers at once the last wins."""
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=TEMPORARY_SUFFIX, dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
-        temporary.replace(path)
+        Path(temporary).replace(path)
     except OSError:
-        temporary.unlink(missing_ok=True)
+        Path(temporary).unlink(missing_ok=True)
         raise
 
 

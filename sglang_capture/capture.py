@@ -6,12 +6,16 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from sglang_capture.coverage import Coverage
 from sglang_capture.dump import DumpFile
 from sglang_capture.spec import CaptureSpec
+
+if TYPE_CHECKING:
+    from sglang_capture.stages import Board
 
 
 @dataclass(frozen=True)
@@ -36,11 +40,12 @@ class CaptureRequest:
 
 @dataclass(eq=False)
 class Capture:
-    """A capture that was begun; ``open`` until it is complete, failed or refused."""
+    """A capture that was begun; ``open`` until it is complete, failed or refused. ``board``: with pipeline stages."""
 
     request: CaptureRequest
     part: Path
     open: bool = True
     dump: DumpFile | None = None
+    board: Board | None = None
     coverage: Coverage = field(default_factory=Coverage)
     laid_out: threading.Event = field(default_factory=threading.Event)

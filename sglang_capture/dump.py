@@ -9,6 +9,8 @@
 ``layers``                  list of L hidden-state indices
 ``last_hidden_state``       ``[T, H]`` after the final norm, where asked for
 ``last_hidden_state_prenorm``  ``[T, H]`` before the final norm, where asked for
+``nonfinite_rows``          int64 scalar: tokens with NaN or Inf in any of their rows; in labelled dumps
+``zero_rows``               int64 scalar: tokens with a row that is zero throughout; in labelled dumps
 ``spec``                    str: the JSON of a :class:`~sglang_capture.spec.CaptureSpec`
 =========================== ==========================================================================
 
@@ -28,6 +30,9 @@ import torch
 
 from sglang_capture.spec import CaptureSpec, SpecError
 
+LABELS = ("nonfinite_rows", "zero_rows")
+"""The scalars that a labelled dump has beside its rows."""
+
 
 class DumpError(RuntimeError):
     """A dump that cannot be read: truncated, no dump at all, or not what its spec says."""
@@ -42,6 +47,7 @@ class Dump:
         hidden_states: the engine's dtype, ``[T, L, H]``, in the order of ``spec.layers``.
         last_hidden: by key (``last_hidden_state`` after the final norm, ``last_hidden_state_prenorm`` before it),
             ``[T, H]`` each.
+        nonfinite_rows, zero_rows: tokens with NaN or Inf, and with a row of zeros only.
     """
 
     capture_id: str
@@ -50,6 +56,8 @@ class Dump:
     input_ids: torch.Tensor
     hidden_states: torch.Tensor
     last_hidden: dict[str, torch.Tensor]
+    nonfinite_rows: int = 0
+    zero_rows: int = 0
 
     @property
     def tokens(self) -> int:
@@ -89,6 +97,7 @@ def dump_from(content: object, source: object) -> Dump:
             input_ids=content["input_ids"],
             hidden_states=content["hidden_states"],
             last_hidden={key: content[key] for key in spec.last_hidden_keys},
+            **{key: int(content.get(key, 0)) for key in LABELS},
         )
     except (KeyError, SpecError) as error:
         raise DumpError(f"{source} is not a dump of this format: {error}") from error
@@ -118,29 +127,67 @@ class DumpFile:
     ``posix_fallocate`` before anything is mapped: writing through a mapping to a page that a full tmpfs cannot give is
     SIGBUS, the end of the process. Nobody may truncate the file while it is mapped.
 
+    A labelled file has room for :data:`LABELS`, which :meth:`label` fills in.
+
     Laying out and reserving costs about as much as zeroing the pages; do it off the engine's thread.
 
     Raises:
         OSError: the pages cannot be had (``ENOSPC``, ``EDQUOT``), or the directory cannot be written. Nothing is left.
     """
 
-    def __init__(self, part: Path, capture_id: str, request_id: str, spec: CaptureSpec, input_ids: torch.Tensor):
-        self.path = part
-        self.spec = spec
-        self.tokens = int(input_ids.shape[0])
+    def __init__(
+        self,
+        part: Path,
+        capture_id: str,
+        request_id: str,
+        spec: CaptureSpec,
+        input_ids: torch.Tensor,
+        *,
+        labelled: bool = False,
+    ):
+        content = _layout(capture_id, request_id, spec, int(input_ids.shape[0]))
+        if labelled:  # behind the other tensors: who attaches to the file need not know
+            content.update({key: torch.empty((), dtype=torch.int64) for key in LABELS})
         descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         try:
-            content = _layout(capture_id, request_id, spec, self.tokens)
-            self.bytes = _lay_out(descriptor, content, reserve=reserved_bytes(self.tokens, spec))
-            views = _map_tensors(part, descriptor, self.bytes, content)
+            length = _lay_out(descriptor, content, reserve=reserved_bytes(len(input_ids), spec))
+            self._map(part, descriptor, length, content, spec)
         except BaseException:
             part.unlink(missing_ok=True)
             raise
         finally:
             os.close(descriptor)
-        self.hidden_states = views["hidden_states"]
-        self.last_hidden = {key: views[key] for key in spec.last_hidden_keys}
-        views["input_ids"].copy_(input_ids)
+        self._views["input_ids"].copy_(input_ids)
+
+    @classmethod
+    def attach(cls, part: Path, capture_id: str, request_id: str, spec: CaptureSpec, tokens: int) -> DumpFile:
+        """The same file in another process: what one lays out, several may fill.
+
+        Raises:
+            OSError: it is gone.
+        """
+        dump = cls.__new__(cls)
+        descriptor = os.open(part, os.O_RDWR | os.O_NOFOLLOW)
+        try:
+            length = os.fstat(descriptor).st_size
+            dump._map(part, descriptor, length, _layout(capture_id, request_id, spec, tokens), spec)
+        finally:
+            os.close(descriptor)
+        return dump
+
+    def _map(self, part: Path, descriptor: int, length: int, content: dict[str, Any], spec: CaptureSpec) -> None:
+        self.path = part
+        self.spec = spec
+        self.bytes = length
+        self._views = _map_tensors(part, descriptor, length, content)
+        self.hidden_states = self._views["hidden_states"]
+        self.last_hidden = {key: self._views[key] for key in spec.last_hidden_keys}
+
+    def label(self, *, nonfinite: int, zero: int) -> None:
+        """Write down how many tokens have NaN or Inf, and how many a row of zeros only, if the file is labelled."""
+        for key, count in zip(LABELS, (nonfinite, zero), strict=True):
+            if key in self._views:
+                self._views[key].fill_(count)
 
     def publish(self, final: Path) -> bool:
         """Give the finished file its name, all at once.

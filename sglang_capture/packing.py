@@ -148,7 +148,8 @@ def _is_new(sample: Sample, writer: DatasetWriter, there: CaptureDataset, summar
         return True
     dump, packed = sample.dump, there.by_id(sample.sample_id)
     mine = {"input_ids": dump.input_ids, "hidden_states": dump.hidden_states, **dump.last_hidden}
-    if all(torch.equal(packed[name], tensor) for name, tensor in mine.items()):
+    # By their bytes: NaN, which a labelled capture may hold, equals nothing.
+    if all(torch.equal(packed[name].view(torch.uint8), tensor.view(torch.uint8)) for name, tensor in mine.items()):
         summary.already.append(sample.sample_id)
     else:
         summary.skipped[sample.sample_id] = f"{there.path} has another capture of this id"

@@ -1,54 +1,50 @@
-"""From marked requests and rows to published dumps: the writer of one rank. Pure torch; nothing here knows SGLang.
+"""From marked requests and rows to published dumps: the writer that answers for them.
 
-The engine's thread calls :meth:`Recorder.begin`, :meth:`Recorder.copy` and :meth:`Recorder.commit`; a thread of ours
-lays dumps out, publishes them and keeps house. The engine's thread waits for ours in two cases only: rows arrive before
-their dump is laid out (milliseconds), or the spool is full and ``SGLANG_CAPTURE_ON_FULL=wait``.
-
-Nothing here raises into the engine: whatever goes wrong ends one capture, with its reason in ``<id>.failed.json``.
+Whatever goes wrong ends one capture, with its reason in ``<id>.failed.json``. Beside what a
+:class:`~sglang_capture.filler.Filler` does there are admission (quota, duplicates), failures, and publishing. The
+engine's thread waits here in one case only: the spool is full and ``SGLANG_CAPTURE_ON_FULL=wait``.
 """
 
 from __future__ import annotations
 
 import errno
 import logging
-import queue
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
 import torch
 
 from sglang_capture.capture import Capture, CaptureRequest
-from sglang_capture.copying import Copier, DirectCopier, PinnedCopier
 from sglang_capture.dump import DumpFile, reserved_bytes
+from sglang_capture.filler import Filler
 from sglang_capture.quota import Account
-from sglang_capture.spool import PART_PREFIX, SPOOL_FULL, Counts, Failure, dump_path, failure_path, write_failure
+from sglang_capture.row_check import RowFaults
+from sglang_capture.spool import PART_PREFIX, SPOOL_FULL, Failure, dump_path, failure_path, write_failure
+from sglang_capture.stages import HANDOVER_SECONDS, Board, shared_part
 
 logger = logging.getLogger(__name__)
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.ENOMEM}
 
-LAYOUT_SECONDS = 30.0
-"""How long rows wait for their dump to be laid out before the capture fails."""
-
-HOUSEKEEPING_SECONDS = 1.0
+CHECK_BYTES = 64 << 20
+"""A complete dump is looked at in blocks of this size: between them the thread lays out dumps that rows wait for."""
 
 MOST_FAILURES = 10_000
 """Failure files written per server start; each takes a page of memory, and a flood of bad marks must not fill it."""
 
 
-class Recorder:
-    """Writes the dumps of one rank.
+class Recorder(Filler):
+    """Writes the dumps of one rank; with pipeline stages, of the first stage's rank, and answers for the later ones.
 
     Args:
-        directory: the spool; this process holds the claim on it.
         account: this writer's part of the quota.
         rank: a name for this writer, unique among the server's ranks (part of the unfinished files' names).
-        device: where the engine's tensors are.
+        stages: how many pipeline stages fill its dumps; the later ones are given ``rank`` as their ``group``.
         on_full, wait_seconds: what to do when there is no room.
-        housekeeping: called about once a second on the writer's thread.
+        nonfinite: whether a capture with NaN or Inf is refused, or published with its label.
+        directory, device, housekeeping: as :class:`~sglang_capture.filler.Filler` takes them.
     """
 
     def __init__(
@@ -58,34 +54,32 @@ class Recorder:
         *,
         rank: str,
         device: str,
+        stages: int = 1,
         on_full: Literal["refuse", "wait"] = "refuse",
         wait_seconds: float = 60.0,
+        nonfinite: Literal["refuse", "label"] = "refuse",
         housekeeping: Callable[[], None] = lambda: None,
     ):
-        self.directory = directory
         self.account = account
-        self.counts = Counts()
-        self.last_error = ""
         self._rank = rank
+        self._stages = stages
         self._on_full = on_full
         self._wait_seconds = wait_seconds
-        self._housekeeping = housekeeping
-        self._open: set[Capture] = set()
-        self._lock = threading.Lock()
+        self._nonfinite = nonfinite
         self._number = 0
         self._failures_written = 0
-        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._copier: Copier = PinnedCopier(self._tasks.put) if device.startswith("cuda") else DirectCopier()
-        self._thread = threading.Thread(target=self._work, name="sglang-capture-writer", daemon=True)
-        self._thread.start()
+        self._handed_over: list[tuple[Capture, float]] = []
+        super().__init__(directory, device=device, housekeeping=housekeeping)
+
+    @property
+    def in_flight(self) -> int:
+        return super().in_flight + len(self._handed_over)
 
     # -- called on the engine's thread ------------------------------------------------------------------------
 
     def begin(self, request: CaptureRequest) -> Capture:
         """Begin a capture: reserve its bytes, and have its dump laid out. Refused captures come back closed."""
-        self._number += 1
-        part = self.directory / f"{PART_PREFIX}{self._rank}-{self._number}"
-        capture = Capture(request, part)
+        capture = Capture(request, self._part(request))
         self.counts.marked += 1
         refusal = self._admit(capture)
         if refusal is not None:
@@ -93,68 +87,22 @@ class Recorder:
             if refusal:
                 self.refuse(request.capture_id, request.request_id, refusal, retriable=refusal.startswith(SPOOL_FULL))
             return capture
-        with self._lock:
-            self._open.add(capture)
-        self._tasks.put(lambda: self._lay_out(capture))
+        self._enter(capture)
+        self._thread.submit(lambda: self._lay_out(capture))
         return capture
-
-    def copy(self, capture: Capture, key: int | str, rows: torch.Tensor, position: int) -> None:
-        """Copy ``rows`` ``[n, H]`` to the prompt positions ``position, position + 1, …`` of one layer or last state.
-
-        Args:
-            key: a hidden-state index, or the key of a last hidden state.
-        """
-        if not capture.open:
-            return
-        try:
-            if not capture.laid_out.wait(LAYOUT_SECONDS):
-                raise TimeoutError(f"its dump was not laid out within {LAYOUT_SECONDS:.0f} s")
-            dump = capture.dump
-            if dump is None:  # it failed meanwhile, on the writer's thread
-                return
-            place = _place(dump, key)[position : position + rows.shape[0]]
-            if place.shape != rows.shape or place.dtype != rows.dtype:
-                raise ValueError(
-                    f"rows of {key} are {rows.dtype} {list(rows.shape)}, and {place.dtype} {list(place.shape)} fit"
-                )
-            self._copier.copy(place, rows)
-            self.counts.copies += 1
-        except Exception as error:
-            self.fail(capture, f"its rows could not be copied: {error}")
-
-    def commit(self, capture: Capture, start: int, stop: int) -> None:
-        """All that was asked for of the positions ``[start, stop)`` was copied; a complete capture is published."""
-        if not capture.open:
-            return
-        capture.coverage.add(start, stop)
-        if capture.coverage.reaches(capture.request.tokens) and self._close(capture):
-            self._tasks.put(lambda: self._publish(capture))
-
-    def fail(self, capture: Capture, reason: str) -> None:
-        """End a capture without a dump."""
-        if self._close(capture):
-            self.counts.failed += 1
-            self._tasks.put(lambda: self._discard(capture))
-            request = capture.request
-            self._record_failure(
-                request.capture_id, request.request_id, "failed", reason, reason.startswith(SPOOL_FULL)
-            )
 
     def refuse(self, capture_id: str, request_id: str, reason: str, *, retriable: bool = False) -> None:
         """Record that a marked request is not captured."""
         self.counts.refused += 1
         self._record_failure(capture_id, request_id, "refused", reason, retriable)
 
-    @property
-    def in_flight(self) -> int:
-        return len(self._open)
-
-    def close(self) -> None:
-        """Finish what was submitted, and stop the thread."""
-        self._tasks.put(None)
-        self._thread.join()
-
     # -- admission --------------------------------------------------------------------------------------------
+
+    def _part(self, request: CaptureRequest) -> Path:
+        if self._stages > 1:
+            return shared_part(self.directory, self._rank, request)
+        self._number += 1
+        return self.directory / f"{PART_PREFIX}{self._rank}-{self._number}"
 
     def _admit(self, capture: Capture) -> str | None:
         """None to go on, the empty string for a duplicate, or the reason to refuse."""
@@ -171,6 +119,12 @@ class Recorder:
             if time.monotonic() >= deadline or size > self.account.limit - self._under_way():
                 return f"{SPOOL_FULL}: {size} bytes are needed, {self.account.free} of {self.account.limit} are free"
             time.sleep(0.02)
+        if self._stages > 1:
+            try:
+                capture.board = Board.create(capture.part, self._stages)
+            except OSError as error:
+                self.account.release(capture.part)
+                return _reason(error)
         return None
 
     def _under_way(self) -> int:
@@ -178,14 +132,11 @@ class Recorder:
         with self._lock:
             return sum(reserved_bytes(open_one.request.tokens, open_one.request.spec) for open_one in self._open)
 
-    def _close(self, capture: Capture) -> bool:
-        """Whether this call is the one that ends the capture."""
-        with self._lock:
-            if not capture.open:
-                return False
-            capture.open = False
-            self._open.discard(capture)
-            return True
+    def _failed(self, capture: Capture, reason: str) -> None:
+        self.counts.failed += 1
+        self._thread.submit(lambda: self._discard(capture))
+        request = capture.request
+        self._record_failure(request.capture_id, request.request_id, "failed", reason, reason.startswith(SPOOL_FULL))
 
     def _record_failure(
         self, capture_id: str, request_id: str, kind: Literal["refused", "failed"], reason: str, retriable: bool
@@ -200,32 +151,9 @@ class Recorder:
             retriable=retriable,
             time=time.time(),
         )
-        self._tasks.put(lambda: self._write_failure(failure))
+        self._thread.submit(lambda: self._write_failure(failure))
 
     # -- on the writer's thread -------------------------------------------------------------------------------
-
-    def _work(self) -> None:
-        due = time.monotonic() + HOUSEKEEPING_SECONDS
-        while True:
-            try:
-                task = self._tasks.get(timeout=max(0.0, due - time.monotonic()))
-            except queue.Empty:
-                task = self._keep_house
-            if task is None:
-                return
-            self._guarded(task)
-            if time.monotonic() >= due:
-                if task != self._keep_house:
-                    self._guarded(self._keep_house)
-                due = time.monotonic() + HOUSEKEEPING_SECONDS
-
-    def _guarded(self, task: Callable[[], None]) -> None:
-        """The writer outlives any error: without it every later capture would hang."""
-        try:
-            task()
-        except Exception as error:
-            self.last_error = f"{type(error).__name__}: {error}"
-            logger.exception("sglang-capture: the writer goes on after an error")
 
     def _lay_out(self, capture: Capture) -> None:
         request = capture.request
@@ -233,37 +161,93 @@ class Recorder:
             if capture.open:
                 failure_path(self.directory, request.capture_id).unlink(missing_ok=True)
                 capture.dump = DumpFile(
-                    capture.part, request.capture_id, request.request_id, request.spec, request.input_ids
+                    capture.part,
+                    request.capture_id,
+                    request.request_id,
+                    request.spec,
+                    request.input_ids,
+                    labelled=self._nonfinite == "label",
                 )
+                if capture.board is not None:
+                    capture.board.say_laid_out()
         except Exception as error:
             self.fail(capture, _reason(error))
         finally:
             capture.laid_out.set()
 
-    def _publish(self, capture: Capture) -> None:
-        dump, request = capture.dump, capture.request
+    def _complete(self, capture: Capture) -> None:
+        if self._stages == 1:
+            self._check(capture, RowFaults(), 0)
+        else:
+            self._handed_over.append((capture, time.monotonic() + HANDOVER_SECONDS))
+
+    def _poll(self) -> bool:
+        """Publish what all stages have filled, and end what one of them gave up."""
+        for entry in list(self._handed_over):
+            capture, deadline = entry
+            assert capture.board is not None
+            failure = capture.board.failure(self._stages)
+            complete = failure is None and capture.board.complete(self._stages)
+            if not complete and failure is None and time.monotonic() > deadline:
+                failure = f"a later pipeline stage did not hand over its rows within {HANDOVER_SECONDS:.0f} s"
+            if complete:
+                self._check(capture, RowFaults(), 0)
+            elif failure is not None:
+                self._failed(capture, failure)
+            if complete or failure is not None:
+                self._handed_over.remove(entry)
+        return bool(self._handed_over)
+
+    def _check(self, capture: Capture, faults: RowFaults, start: int) -> None:
+        """Look at a block of rows; behind the last one, publish."""
+        dump, tokens = capture.dump, capture.request.tokens
         assert dump is not None  # only a laid-out capture gets rows
+        stop = start + max(1, CHECK_BYTES // dump.spec.bytes_per_token)
+        faults.look(_named_rows(dump, start, stop), start)
+        if stop < tokens:
+            self._thread.submit(lambda: self._check(capture, faults, stop))
+        elif faults.nonfinite and self._nonfinite == "refuse":
+            self._failed(capture, _refusal(faults, tokens))
+        else:
+            self._publish(capture, dump, faults)
+
+    def _publish(self, capture: Capture, dump: DumpFile, faults: RowFaults) -> None:
+        request = capture.request
+        dump.label(nonfinite=faults.nonfinite, zero=faults.zero)
         final = dump_path(self.directory, request.capture_id)
         try:
             if dump.publish(final):
                 self.account.rename(capture.part, final, dump.bytes)
                 failure_path(self.directory, request.capture_id).unlink(missing_ok=True)
-                self.counts.published += 1
-                self.counts.tokens += request.tokens
-                self.counts.bytes += request.tokens * request.spec.bytes_per_token
+                self._count(request, faults)
             else:
                 self.account.release(capture.part)
                 self.counts.duplicates += 1
         except OSError as error:
-            self.account.release(capture.part)
-            self.counts.failed += 1
-            self._record_failure(request.capture_id, request.request_id, "failed", _reason(error), False)
+            self._failed(capture, _reason(error))
         capture.dump = None
+        if capture.board is not None:
+            capture.board.remove()
+
+    def _count(self, request: CaptureRequest, faults: RowFaults) -> None:
+        self.counts.published += 1
+        self.counts.tokens += request.tokens
+        self.counts.bytes += request.tokens * request.spec.bytes_per_token
+        self.counts.nonfinite_rows += faults.nonfinite
+        self.counts.zero_rows += faults.zero
+        if faults.nonfinite or faults.zero:
+            self.last_error = (
+                f"{request.capture_id} was published with {faults.nonfinite} tokens that have NaN or Inf "
+                f"and {faults.zero} that have a row of zeros"
+            )
+            logger.warning("sglang-capture: %s", self.last_error)
 
     def _discard(self, capture: Capture) -> None:
         capture.dump = None
         self.account.release(capture.part)
         capture.part.unlink(missing_ok=True)
+        if capture.board is not None:
+            capture.board.remove()
 
     def _write_failure(self, failure: Failure) -> None:
         if self._failures_written >= MOST_FAILURES or dump_path(self.directory, failure.capture_id).exists():
@@ -272,20 +256,22 @@ class Recorder:
         write_failure(self.directory, failure)
 
     def _keep_house(self) -> None:
-        for capture in list(self._open):
-            reason = capture.request.gone()
-            if reason is not None:
-                missing = capture.coverage.missing(capture.request.tokens)
-                self.fail(capture, f"{reason}; rows {missing} of {capture.request.tokens} are missing")
         self.account.look()
-        self._housekeeping()
+        super()._keep_house()
 
 
-def _place(dump: DumpFile, key: int | str) -> torch.Tensor:
-    """Where the rows of ``key`` go: a view ``[T, H]``."""
-    if isinstance(key, str):
-        return dump.last_hidden[key]
-    return dump.hidden_states[:, dump.spec.layers.index(key)]
+def _named_rows(dump: DumpFile, start: int, stop: int) -> Iterator[tuple[str, torch.Tensor]]:
+    for number, index in enumerate(dump.spec.layers):
+        yield f"index {index}", dump.hidden_states[start:stop, number]
+    for key, rows in dump.last_hidden.items():
+        yield key, rows[start:stop]
+
+
+def _refusal(faults: RowFaults, tokens: int) -> str:
+    return (
+        f"{faults.nonfinite} of {tokens} tokens have NaN or Inf (first: {faults.first}); "
+        "SGLANG_CAPTURE_NONFINITE=label would publish it, labelled"
+    )
 
 
 def _reason(error: Exception) -> str:

@@ -47,6 +47,10 @@ class PluginSettings(BaseSettings):
     wait_seconds: float = Field(
         default=60, gt=0, le=240, description="with `wait`: how long the engine waits for room before it refuses"
     )
+    nonfinite: Literal["refuse", "label"] = Field(
+        default="refuse",
+        description="a capture with NaN or Inf in its rows: `refuse` it, or publish it with a `label`",
+    )
     token: SecretStr | None = Field(default=None, description="the secret that marks must carry as `capture_token`")
     strict: bool = Field(default=True, description="a server that cannot capture correctly does not start")
 

@@ -69,6 +69,8 @@ class Counts(BaseModel):
     duplicates: int = Field(default=0, description="captures of an id that was published already")
     tokens: int = Field(default=0, description="rows in published dumps")
     bytes: int = Field(default=0, description="payload bytes in published dumps")
+    nonfinite_rows: int = Field(default=0, description="tokens with NaN or Inf in published dumps")
+    zero_rows: int = Field(default=0, description="tokens with a row of zeros only in published dumps")
     copies: int = Field(default=0, description="copies of rows made; 0 while nothing is marked")
     forwards: int = Field(default=0, description="prefill forwards of the target model")
     captured_forwards: int = Field(default=0, description="forwards that ran with a capture hook")

@@ -67,7 +67,7 @@ def test_every_field_that_others_read_is_documented(model: type[BaseModel], head
 
 def test_the_keys_of_a_dump_are_documented(tmp_path: Path) -> None:
     part = tmp_path / ".part-1"
-    DumpFile(part, "a", "request-a", make_spec(last_hidden="both"), torch.arange(3))
+    DumpFile(part, "a", "request-a", make_spec(last_hidden="both"), torch.arange(3), labelled=True)
     assert set(rows(DOCS / "dump.md", "key")) == torch.load(part, weights_only=True).keys()
 
 

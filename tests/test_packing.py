@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 from factories import make_dump, make_spec, save_dump
 from typer.testing import CliRunner, Result
 
 from sglang_capture.commands.pack import pack
+from sglang_capture.dump import DumpFile
 from sglang_capture.errors import UsageError
 from sglang_capture.packing import pack_spool
 from sglang_capture.shards import CaptureDataset, SpecMismatch, check_dataset
@@ -129,3 +131,17 @@ def test_wrong_use_is_told(spool: Path, tmp_path: Path, arguments: list[str], wh
     error = run(*filled).exception
     assert isinstance(error, UsageError)
     assert what in str(error)
+
+
+def test_a_label_goes_with_the_sample_and_nan_is_equal_to_itself(tmp_path):
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    part = spool / ".part-1"
+    dump = DumpFile(part, "a", "request-a", make_spec(), torch.arange(4), labelled=True)
+    dump.hidden_states.fill_(float("nan"))
+    dump.last_hidden["last_hidden_state"].fill_(1)
+    dump.label(nonfinite=4, zero=0)
+    assert dump.publish(spool / "a.pt")
+    pack_spool(spool, tmp_path / "dataset")
+    assert CaptureDataset(tmp_path / "dataset").metadata(0) == {"nonfinite_rows": 4}
+    assert pack_spool(spool, tmp_path / "dataset").already == ["a"]

@@ -3,55 +3,13 @@ import time
 
 import pytest
 import torch
-from factories import make_spec
+from recording import SPEC, assert_dump_holds, hand_over, request, rows
 
 from sglang_capture import recorder as recorder_module
-from sglang_capture.capture import CaptureRequest
+from sglang_capture import writer_thread
 from sglang_capture.coverage import Coverage
-from sglang_capture.dump import load_dump, reserved_bytes
-from sglang_capture.quota import Account
-from sglang_capture.recorder import Recorder
+from sglang_capture.dump import reserved_bytes
 from sglang_capture.spool import SPOOL_FULL, failure_path, read_failure
-
-SPEC = make_spec(last_hidden="both")
-
-
-@pytest.fixture
-def make_recorder(tmp_path):
-    made = []
-
-    def make(limit=1 << 30, **options):
-        made.append(Recorder(tmp_path, Account(limit), rank="r", device="cpu", **options))
-        return made[-1]
-
-    yield make
-    for recorder in made:
-        recorder.close()
-
-
-def request(capture_id="a", tokens=10, gone=lambda: None, spec=SPEC):
-    return CaptureRequest(capture_id, f"request-{capture_id}", spec, torch.arange(tokens) % spec.vocab_size, gone)
-
-
-def rows(tokens, spec=SPEC, seed=0):
-    """Every tensor of a capture, by key."""
-    generator = torch.Generator().manual_seed(seed)
-    keys = [*spec.layers, *spec.last_hidden_keys]
-    return {k: torch.randn(tokens, spec.hidden_size, generator=generator).to(spec.torch_dtype) for k in keys}
-
-
-def hand_over(recorder, capture, content, start, stop):
-    for key, tensor in content.items():
-        recorder.copy(capture, key, tensor[start:stop], start)
-    recorder.commit(capture, start, stop)
-
-
-def assert_dump_holds(path, content):
-    dump = load_dump(path)
-    for number, index in enumerate(dump.spec.layers):
-        assert torch.equal(dump.hidden_states[:, number], content[index])
-    for key in dump.spec.last_hidden_keys:
-        assert torch.equal(dump.last_hidden[key], content[key])
 
 
 @pytest.mark.parametrize("chunks", [[(0, 10)], [(0, 4), (4, 8), (8, 10)], [(6, 10), (0, 6)], [(0, 6), (0, 6), (4, 10)]])
@@ -168,7 +126,7 @@ def test_a_file_system_without_room_is_a_refusal_to_try_again(tmp_path, make_rec
 
 
 def test_a_request_that_the_engine_let_go_fails_with_what_is_missing(tmp_path, make_recorder, monkeypatch):
-    monkeypatch.setattr(recorder_module, "HOUSEKEEPING_SECONDS", 0.01)
+    monkeypatch.setattr(writer_thread, "HOUSEKEEPING_SECONDS", 0.01)
     reasons = []
     recorder = make_recorder()
     capture = recorder.begin(request(gone=lambda: reasons[0] if reasons else None))

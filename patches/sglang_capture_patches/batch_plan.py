@@ -57,34 +57,34 @@ class Plan:
         if tensor.shape[0] < self.rows:
             self.fail(f"{key} came with {tensor.shape[0]} rows, and the batch has {self.rows}")
             return
-        recorder = self.runtime.recorder
+        filler = self.runtime.filler
         for segment in self.segments:
             if key not in segment.marked.keys:
                 continue
             segment.seen.add(key)
-            if recorder is not None and segment.marked.capture is not None:
+            if filler is not None and segment.marked.capture is not None:
                 rows = tensor[segment.start : segment.stop]
-                recorder.copy(segment.marked.capture, key, rows, segment.position)
+                filler.copy(segment.marked.capture, key, rows, segment.position)
 
     def commit(self) -> None:
         """The forward is over: enter what came, and fail what did not come whole."""
-        recorder = self.runtime.recorder
+        filler = self.runtime.filler
         for segment in self.segments:
             capture = segment.marked.capture
-            if recorder is None or capture is None:
+            if filler is None or capture is None:
                 continue
             missing = segment.marked.keys - segment.seen
             if missing:
-                recorder.fail(capture, f"the model did not hand over {sorted(map(str, missing))}")
+                filler.fail(capture, f"the model did not hand over {sorted(map(str, missing))}")
             else:
-                recorder.commit(capture, segment.position, segment.position + segment.stop - segment.start)
+                filler.commit(capture, segment.position, segment.position + segment.stop - segment.start)
 
     def fail(self, reason: str) -> None:
         """End every capture of this forward."""
-        recorder = self.runtime.recorder
+        filler = self.runtime.filler
         for segment in self.segments:
-            if recorder is not None and segment.marked.capture is not None:
-                recorder.fail(segment.marked.capture, reason)
+            if filler is not None and segment.marked.capture is not None:
+                filler.fail(segment.marked.capture, reason)
 
 
 def plan_of(forward_batch: Any) -> Plan | None:

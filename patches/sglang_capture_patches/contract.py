@@ -38,6 +38,14 @@ class Need:
     since: str = OLDEST
 
 
+WEIGHT_UPDATES = (
+    "update_weights_from_disk",
+    "update_weights_from_distributed",
+    "update_weights_from_tensor",
+    "update_weights_from_ipc",
+)
+"""All ways in which the weights of a running server change."""
+
 HOOKED = (
     Need("sglang.srt.model_executor.model_runner.ModelRunner.load_model", ("self",)),
     Need("sglang.srt.model_executor.model_runner.ModelRunner.forward", ("self", "forward_batch")),
@@ -49,6 +57,11 @@ HOOKED = (
     Need(
         "sglang.srt.model_executor.runner.prefill_cuda_graph_runner.PrefillCudaGraphRunner.can_run_graph",
         ("self", "forward_batch"),
+    ),
+    Need("sglang.srt.managers.scheduler.Scheduler._add_request_to_queue", ("self", "req")),
+    *(
+        Need(f"sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager.{name}", ("self",))
+        for name in WEIGHT_UPDATES
     ),
     # Before, the vote is no function of its own; `target.check_configuration` refuses where it would be needed.
     Need(
@@ -95,7 +108,9 @@ FIELDS: dict[str, tuple[str, ...]] = {
 }
 """Fields that we read, by class: assigned to ``self``, or declared in the class."""
 
-MODEL_FIELDS = {"sglang.srt.models.deepseek_v2.DeepseekV2Model": ("layers", "norm", "config")}
+MODEL_FIELDS = {
+    "sglang.srt.models.deepseek_v2.DeepseekV2Model": ("layers", "norm", "config", "start_layer", "end_layer")
+}
 """The same, of the target's own module."""
 
 LAYER_KEYWORD = "captured_last_layer_outputs"
@@ -105,7 +120,6 @@ MODEL_NEEDS = (Need("sglang.srt.models.deepseek_v2.DeepseekV2DecoderLayer.forwar
 
 
 REFUSED: tuple[tuple[str, tuple[object, ...], str], ...] = (
-    ("pp_size", (None, 1), "pipeline parallelism is not supported: use --pp-size 1"),
     (
         "enable_two_batch_overlap",
         (None, False),

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-from sglang_capture_patches import batch_plan, model_forward, model_load, prefill_graph, prefix_cache
+from sglang_capture_patches import (
+    batch_plan,
+    model_forward,
+    model_load,
+    prefill_graph,
+    prefix_cache,
+    queued,
+    weights_changed,
+)
 from sglang_capture_patches.compat import installed_version
-from sglang_capture_patches.contract import HOOKED, needed
+from sglang_capture_patches.contract import HOOKED, WEIGHT_UPDATES, needed
 
 _RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
 _GRAPHS = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner.PrefillCudaGraphRunner"
+_UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 
 HOOKS = {
     f"{_RUNNER}.load_model": (model_load.around_load_model, HookType.AROUND),
@@ -22,6 +31,8 @@ HOOKS = {
         prefix_cache.around_max_prefix_len,
         HookType.AROUND,
     ),
+    "sglang.srt.managers.scheduler.Scheduler._add_request_to_queue": (queued.after_add, HookType.AFTER),
+    **{f"{_UPDATER}.{name}": (weights_changed.after_update, HookType.AFTER) for name in WEIGHT_UPDATES},
     f"{_GRAPHS}.can_run_graph": (prefill_graph.around_can_run_graph, HookType.AROUND),
     "sglang.srt.managers.scheduler_components.dp_attn._local_prefill_cuda_graph_vote": (
         prefill_graph.around_vote,

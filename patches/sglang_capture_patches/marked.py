@@ -29,7 +29,7 @@ class Marked:
     """A request that is captured.
 
     Attributes:
-        keys: the hidden-state indices and the keys of the last hidden states.
+        keys: the hidden-state indices and the keys of the last hidden states that this rank hands over.
         capture: the capture, once begun; always ``None`` on ranks that do not write.
     """
 
@@ -53,41 +53,51 @@ class Refused:
 Decision = Marked | Refused | None
 
 
-def decide(req: Any, spec: CaptureSpec, *, every: bool, token: str | None) -> Decision:
-    """What is to be done with a request; ``None`` if it is not marked. Computed once, then kept on the request.
+@dataclass(frozen=True)
+class Rules:
+    """What decisions depend on beside the request: alike on every rank, but for ``keys``.
 
-    Args:
-        req: SGLang's ``Req``.
+    Attributes:
         spec: the server's default spec, which the mark may override.
+        keys: what this rank's layers can hand over.
         every: ``SGLANG_CAPTURE_MODE=all``.
     """
+
+    spec: CaptureSpec
+    keys: frozenset[int | str]
+    every: bool
+    token: str | None
+
+
+def decide(req: Any, rules: Rules) -> Decision:
+    """What is to be done with SGLang's ``Req``; ``None`` if it is not marked. Computed once, then kept on it."""
     custom = req.sampling_params.custom_params
-    if custom is None and not every:
+    if custom is None and not rules.every:
         return None
     kept: Decision = getattr(req, _ATTRIBUTE, None)
     if kept is None:
-        kept = _decide(req, custom, spec, every, token)
+        kept = _decide(req, custom, rules)
         if kept is not None:
             setattr(req, _ATTRIBUTE, kept)
     return kept
 
 
-def _decide(req: Any, custom: object, spec: CaptureSpec, every: bool, token: str | None) -> Decision:
+def _decide(req: Any, custom: object, rules: Rules) -> Decision:
     rid = str(req.rid)
     if rid.startswith(HEALTH_CHECK_PREFIX):
         return None
     try:
-        mark = parse_mark(custom, token=token)
+        mark = parse_mark(custom, token=rules.token)
         if mark is None:
-            if not every:
+            if not rules.every:
                 return None
             mark = Mark()
-        asked = _spec_for(mark, spec)
+        asked = _spec_for(mark, rules.spec)
         _check_request(req)
     except (MarkError, LayerError) as error:
         return Refused(refused_id(custom, rid), rid, str(error))
     keys: frozenset[int | str] = frozenset([*asked.layers, *asked.last_hidden_keys])
-    return Marked(mark.capture_id or safe_id(rid), rid, asked, keys)
+    return Marked(mark.capture_id or safe_id(rid), rid, asked, keys & rules.keys)
 
 
 def _spec_for(mark: Mark, spec: CaptureSpec) -> CaptureSpec:

@@ -15,13 +15,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sglang_capture.claim import Claim, claim_spool
+from sglang_capture.filler import Filler
+from sglang_capture.follower import Follower
 from sglang_capture.layers import eagle3_layers, output_of
 from sglang_capture.quota import Account, free_bytes, parse_quota
-from sglang_capture.recorder import HOUSEKEEPING_SECONDS, Recorder
+from sglang_capture.recorder import Recorder
 from sglang_capture.settings import PluginSettings, plugin_settings
 from sglang_capture.spec import CaptureSpec
 from sglang_capture.spool import dumps
+from sglang_capture.writer_thread import HOUSEKEEPING_SECONDS
 from sglang_capture_patches import SERVER_ID, runtime
+from sglang_capture_patches.marked import Rules
 from sglang_capture_patches.status import StatusWriter
 from sglang_capture_patches.target import (
     CaptureStartError,
@@ -93,9 +97,10 @@ def _start(model_runner: Any, settings: PluginSettings, status: StatusWriter) ->
         target = find_target(model_runner.model)
         spec = build_spec(model_runner, target, settings)
     status.quota = parse_quota(settings.quota, free_bytes(settings.dir)) // rank.writers
-    recorder = _recorder(settings, rank, str(model_runner.device), status) if rank.writer else None
-    status.runtime = runtime.Runtime(model_runner, target, spec, settings.mode == "all", settings.secret, recorder)
-    if recorder is None:
+    rules = Rules(spec, target.keys, settings.mode == "all", settings.secret)
+    status.runtime = runtime.Runtime(model_runner, target, rules, None)
+    status.runtime.filler = _filler(settings, rank, str(model_runner.device), status)
+    if status.runtime.filler is None:
         _keep_writing(status)
     else:
         status.write()
@@ -114,7 +119,14 @@ def _told_in(status: StatusWriter) -> Iterator[None]:
         raise
 
 
-def _recorder(settings: PluginSettings, rank: Rank, device: str, status: StatusWriter) -> Recorder:
+def _filler(settings: PluginSettings, rank: Rank, device: str, status: StatusWriter) -> Filler | None:
+    """What this rank writes with, if it writes."""
+    if not rank.fills:
+        return None
+    # Pipeline stages of one data-parallel rank meet under one name; else no two processes share a file.
+    group = f"dp{rank.dp}" if rank.stages > 1 else f"{rank.name}-{os.getpid()}"
+    if not rank.writer:
+        return Follower(settings.dir, group=group, stage=rank.pp, device=device, housekeeping=status.keep)
     account = Account(status.quota)
     if rank.dp == 0:
         for path in dumps(settings.dir):
@@ -122,11 +134,13 @@ def _recorder(settings: PluginSettings, rank: Rank, device: str, status: StatusW
     return Recorder(
         settings.dir,
         account,
-        rank=f"{rank.name}-{os.getpid()}",
+        rank=group,
         device=device,
+        stages=rank.stages,
         on_full=settings.on_full,
         wait_seconds=settings.wait_seconds,
-        housekeeping=status.write,
+        nonfinite=settings.nonfinite,
+        housekeeping=status.keep,
     )
 
 
@@ -138,7 +152,7 @@ def _keep_writing(status: StatusWriter) -> None:
         pause = threading.Event()
         while not pause.wait(HOUSEKEEPING_SECONDS):
             try:
-                status.write()
+                status.keep()
             except OSError as error:
                 logger.warning("sglang-capture: the status cannot be written: %s", error)
 

@@ -1,16 +1,19 @@
-"""The plugin's state in one scheduler process: the target model, the settings, and the recorder of a writing rank."""
+"""The plugin's state in one scheduler process: the target model, the rules, and what fills the dumps."""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sglang_capture.capture import CaptureRequest
-from sglang_capture.recorder import Recorder
+from sglang_capture.filler import Filler
 from sglang_capture.spec import CaptureSpec
 from sglang_capture.spool import Counts
-from sglang_capture_patches.marked import Decision, Marked, Refused, decide, ended, vocabulary_ids, watch
+from sglang_capture_patches import SERVER_ID
+from sglang_capture_patches.marked import Decision, Marked, Refused, Rules, decide, ended, vocabulary_ids, watch
 from sglang_capture_patches.target import Target
 
 logger = logging.getLogger(__name__)
@@ -22,25 +25,54 @@ class Runtime:
 
     Attributes:
         model_runner: the target's ``ModelRunner``; a draft has its own, and is never captured.
-        spec: what a mark without own wishes gets.
-        every: ``SGLANG_CAPTURE_MODE=all``.
-        recorder: only on the ranks that write.
+        filler: only on the ranks that fill dumps.
+        waiting: marked requests that no batch held yet, each with the function that tells whether it is gone.
     """
 
     model_runner: Any
     target: Target
-    spec: CaptureSpec
-    every: bool
-    token: str | None
-    recorder: Recorder | None
+    rules: Rules
+    filler: Filler | None
     counts: Counts = field(default_factory=Counts)
+    waiting: dict[Marked, Callable[[], str | None]] = field(default_factory=dict)
+    weight_updates: int = 0
+
+    @property
+    def spec(self) -> CaptureSpec:
+        """What a mark without own wishes gets."""
+        return self.rules.spec
 
     def may_be_marked(self, req: Any) -> bool:
         """A cheap look, before anything is decided."""
-        return self.every or req.sampling_params.custom_params is not None
+        return self.rules.every or req.sampling_params.custom_params is not None
 
     def decide(self, req: Any) -> Decision:
-        return decide(req, self.spec, every=self.every, token=self.token)
+        return decide(req, self.rules)
+
+    def expect(self, req: Any) -> None:
+        """A request entered the queue, for the first time or after a retraction."""
+        if self.filler is not None and self.may_be_marked(req):
+            decision = self.decide(req)
+            if isinstance(decision, Marked) and decision.capture is None:
+                self.waiting[decision] = watch(req)
+
+    def sweep(self) -> None:
+        """Record the waiting requests that the engine dropped; called about once a second, on another thread."""
+        for marked, gone in self.waiting.copy().items():
+            reason = gone()
+            if reason is not None and marked in self.waiting and self.filler is not None:
+                del self.waiting[marked]
+                self.filler.counts.marked += 1
+                self.filler.refuse(marked.capture_id, marked.request_id, f"{reason}; none of it was computed")
+
+    def weights_changed(self) -> None:
+        """End what is under way, and name the weights anew: nobody can say what they are, only that they changed."""
+        self.weight_updates += 1
+        base = self.spec.weights_digest.partition("+")[0]
+        changed = f"{base}+{os.environ.get(SERVER_ID, '')[:8]}.{self.weight_updates}"
+        self.rules = replace(self.rules, spec=self.spec.model_copy(update={"weights_digest": changed}))
+        if self.filler is not None:
+            self.filler.fail_all("the server's weights were changed while it was computed")
 
     def admit(self, req: Any) -> Marked | None:
         """The marked request, its capture begun; ``None`` if there is nothing to capture. Never raises: one request's
@@ -55,30 +87,33 @@ class Runtime:
             return decision
         except Exception as error:
             logger.exception("sglang-capture: request %s is not captured", getattr(req, "rid", "?"))
-            if self.recorder is not None:
-                self.recorder.last_error = f"{type(error).__name__}: {error}"
+            if self.filler is not None:
+                self.filler.last_error = f"{type(error).__name__}: {error}"
             return None
 
     def _begun(self, req: Any, marked: Marked) -> bool:
+        self.waiting.pop(marked, None)
         over = ended(req)
         if over is not None:
             # An aborted request still runs one forward, over a prompt of one made-up token.
-            if self.recorder is not None:
+            if self.filler is not None:
                 if marked.capture is not None:
-                    self.recorder.fail(marked.capture, over)
+                    self.filler.fail(marked.capture, over)
                 else:
-                    self.recorder.refuse(marked.capture_id, marked.request_id, over)
+                    self.filler.refuse(marked.capture_id, marked.request_id, over)
             return False
-        if self.recorder is not None and marked.capture is None:
-            request = CaptureRequest(marked.capture_id, marked.request_id, marked.spec, vocabulary_ids(req), watch(req))
-            marked.capture = self.recorder.begin(request)
+        if self.filler is not None and marked.capture is None:
+            # The weights may have been changed since the request was marked.
+            spec = marked.spec.model_copy(update={"weights_digest": self.spec.weights_digest})
+            request = CaptureRequest(marked.capture_id, marked.request_id, spec, vocabulary_ids(req), watch(req))
+            marked.capture = self.filler.begin(request)
         return True
 
     def _tell(self, refused: Refused) -> None:
-        if not refused.told and self.recorder is not None:
+        if not refused.told and self.filler is not None:
             refused.told = True
-            self.recorder.counts.marked += 1
-            self.recorder.refuse(refused.capture_id, refused.request_id, refused.reason)
+            self.filler.counts.marked += 1
+            self.filler.refuse(refused.capture_id, refused.request_id, refused.reason)
 
 
 _current: Runtime | None = None
@@ -93,6 +128,25 @@ def install(runtime: Runtime) -> None:
 def of(model_runner: Any) -> Runtime | None:
     """The runtime, if ``model_runner`` is the target that it captures from."""
     return _current if _current is not None and _current.model_runner is model_runner else None
+
+
+def expect(req: Any) -> None:
+    """A request entered the queue. Never raises."""
+    _guarded(lambda runtime: runtime.expect(req))
+
+
+def weights_changed() -> None:
+    """The weights are other ones now. Never raises."""
+    _guarded(Runtime.weights_changed)
+
+
+def _guarded(action: Callable[[Runtime], None]) -> None:
+    if _current is None:
+        return
+    try:
+        action(_current)
+    except Exception:
+        logger.exception("sglang-capture: an error that the server does not see")
 
 
 def is_captured(req: Any) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_capture.quota import free_bytes
+from sglang_capture.recorder import Recorder
 from sglang_capture.settings import PluginSettings
 from sglang_capture.spool import (
     STATUS_NAME,
@@ -36,6 +37,12 @@ class StatusWriter:
     problem: str = ""
     started: float = field(default_factory=time.time)
 
+    def keep(self) -> None:
+        """About once a second: see what became of waiting requests, and write. Raises as :meth:`write`."""
+        if self.runtime is not None:
+            self.runtime.sweep()
+        self.write()
+
     def write(self) -> None:
         """Raises OSError if the spool cannot be written."""
         mine = self.status()
@@ -45,11 +52,11 @@ class StatusWriter:
 
     def status(self) -> SpoolStatus:
         """This rank's own status."""
-        recorder = self.runtime.recorder if self.runtime else None
+        filler = self.runtime.filler if self.runtime else None
         counts = self.runtime.counts if self.runtime else Counts()
-        if recorder is not None:
-            counts = counts + recorder.counts
-        used = recorder.account.used if recorder else 0
+        if filler is not None:
+            counts = counts + filler.counts
+        used = filler.account.used if isinstance(filler, Recorder) else 0
         return SpoolStatus(
             state="refused" if self.problem else "capturing",
             problem=self.problem,
@@ -67,9 +74,9 @@ class StatusWriter:
             free_bytes=max(0, min(self.quota - used, free_bytes(self.directory))),
             on_full=self.settings.on_full,
             token_required=self.settings.secret is not None,
-            in_flight=recorder.in_flight if recorder else 0,
+            in_flight=filler.in_flight if filler else 0,
             counts=counts,
-            last_error=recorder.last_error if recorder else "",
+            last_error=filler.last_error if filler else "",
             hooks=self.hooks,
             sglang_version=self.runtime.spec.sglang_version if self.runtime else "",
             plugin_version=self.runtime.spec.plugin_version if self.runtime else "",

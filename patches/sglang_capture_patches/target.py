@@ -13,7 +13,7 @@ from sglang.srt.runtime_context import get_parallel
 
 from sglang_capture.layers import check_layers, default_layers, parse_layers
 from sglang_capture.settings import PluginSettings
-from sglang_capture.spec import CaptureSpec
+from sglang_capture.spec import LAST_HIDDEN_KEYS, CaptureSpec
 from sglang_capture.weights import weights_digest
 from sglang_capture_patches.contract import LAYER_KEYWORD, REFUSED, VOTE_SINCE, release
 
@@ -34,22 +34,42 @@ class Target:
         layers: the decoder layers; a module list of ``num_layers``.
         norm: the final norm.
         config: the text model's Hugging Face config.
+        held: the layers that this process computes; with pipeline stages a part of them.
     """
 
     layers: Any
     norm: Any
     config: Any
+    held: range
+
+    @property
+    def keys(self) -> frozenset[int | str]:
+        """What can be tapped here: the indices of the layers held, and the last hidden states behind the last one."""
+        last = LAST_HIDDEN_KEYS.values() if self.held.stop == len(self.layers) else ()
+        return frozenset([*self.held, *last])
 
 
 @dataclass(frozen=True)
 class Rank:
-    """Where this process stands in the server."""
+    """Where this process stands in the server.
+
+    Attributes:
+        fills: whether it fills dumps with its layers' rows; one rank of each attention-TP group does.
+        stages: how many pipeline stages fill a dump together.
+        writers: how many ranks answer for dumps, each with its part of the quota.
+    """
 
     dp: int
     pp: int
     tp: int
-    writer: bool
+    fills: bool
+    stages: int
     writers: int
+
+    @property
+    def writer(self) -> bool:
+        """Whether it answers for dumps: of the ranks that fill one together, that of the first pipeline stage."""
+        return self.fills and self.pp == 0
 
     @property
     def name(self) -> str:
@@ -64,10 +84,12 @@ def find_target(model: Any) -> Target:
     """
     for module in model.modules():
         if any((cls.__module__, cls.__name__) == _FAMILY for cls in type(module).__mro__):
-            keywords = inspect.signature(type(module.layers[0]).forward).parameters
+            keywords = inspect.signature(type(module.layers[module.start_layer]).forward).parameters
             if LAYER_KEYWORD not in keywords:
-                raise CaptureStartError(f"{type(module.layers[0]).__name__}.forward does not take {LAYER_KEYWORD}")
-            return Target(module.layers, module.norm, module.config)
+                raise CaptureStartError(
+                    f"{type(module.layers[module.start_layer]).__name__}.forward does not take {LAYER_KEYWORD}"
+                )
+            return Target(module.layers, module.norm, module.config, range(module.start_layer, module.end_layer))
     raise CaptureStartError(
         f"the model {type(model).__name__} is not supported; supported are {SUPPORTED}. "
         "Start the server without sglang_capture in SGLANG_PLUGINS, or with SGLANG_CAPTURE_MODE=off"
@@ -85,6 +107,10 @@ def check_configuration(args: Any) -> None:
         faults.append(
             f"before SGLang {VOTE_SINCE} the ranks of DP attention cannot agree to run a marked prefill without its "
             "CUDA graph: add --disable-prefill-cuda-graph"
+        )
+    if args.pp_size > 1 and args.nnodes > 1:
+        faults.append(
+            "pipeline stages fill one dump through shared memory, so they must be on one machine: use --nnodes 1"
         )
     if faults:
         raise CaptureStartError("; ".join(faults))
@@ -139,6 +165,7 @@ def rank_of(model_runner: Any) -> Rank:
         dp=data_rank,
         pp=int(parallel.pp_rank),
         tp=int(parallel.tp_rank),
-        writer=int(parallel.attn_tp_rank) == 0,
+        fills=int(parallel.attn_tp_rank) == 0,
+        stages=int(args.pp_size),
         writers=max(1, int(args.dp_size)),
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from sglang_capture.dump import Dump, expected_tensors
+from sglang_capture.dump import LABELS, Dump, expected_tensors
 from sglang_capture.mark import is_capture_id
 from sglang_capture.shards.manifest import DatasetError, SpecMismatch
 from sglang_capture.spec import CaptureSpec
@@ -27,13 +27,19 @@ class Sample:
         sample_id: its name in the dataset; the characters of a capture id.
         dump: its tensors, usually mapped (``load_dump``), so that only the written pages are ever read.
         loss_mask: 0 or 1 for each token, any dtype; ``None`` supervises every token.
-        metadata: kept in the shard's header as JSON.
+        metadata: kept in the shard's header as JSON, with the dump's labels (``nonfinite_rows``, ``zero_rows``) if any.
     """
 
     sample_id: str
     dump: Dump
     loss_mask: torch.Tensor | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """The metadata, and the labels of a dump with rows at fault."""
+        labels = {key: count for key in LABELS if (count := getattr(self.dump, key))}
+        return {**self.metadata, **labels}
 
 
 def check_sample(sample: Sample, spec: CaptureSpec) -> None:

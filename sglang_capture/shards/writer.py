@@ -177,8 +177,9 @@ class DatasetWriter:
             "spec": batch[0].dump.spec.to_json(),
             "sample_ids": json.dumps([sample.sample_id for sample in batch]),
         }
-        if any(sample.metadata for sample in batch):
-            metadata["sample_metadata"] = json.dumps([dict(sample.metadata) for sample in batch])
+        described = [sample.description for sample in batch]
+        if any(described):
+            metadata["sample_metadata"] = json.dumps(described)
         return metadata
 
 

@@ -1,0 +1,52 @@
+"""Rows that cannot be right: those that hold NaN or Inf, and those that are zero throughout.
+
+Every complete dump is looked at once, on the writer's thread. One pass of sums at the speed of a copy finds the rows
+that may be at fault (NaN and Inf survive a sum, zeros give zero); only those are looked at value by value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+
+class RowFaults:
+    """The tokens of one capture that have such a row in any of its tensors."""
+
+    def __init__(self) -> None:
+        self._nonfinite: set[int] = set()
+        self._zero: set[int] = set()
+        self.first = ""
+        """Like ``index 31, position 5``: a row with NaN or Inf; empty if there is none."""
+
+    @property
+    def nonfinite(self) -> int:
+        """How many tokens have NaN or Inf."""
+        return len(self._nonfinite)
+
+    @property
+    def zero(self) -> int:
+        """How many tokens have a row of zeros only."""
+        return len(self._zero)
+
+    def look(self, named: Iterable[tuple[str, torch.Tensor]], start: int = 0) -> None:
+        """Look at tensors ``[n, H]``, the rows of the positions ``start, start + 1, …``, each under its name."""
+        for name, rows in named:
+            bad, empty = _faulty_rows(rows)
+            if bad and not self.first:
+                self.first = f"{name}, position {start + bad[0]}"
+            self._nonfinite.update(start + row for row in bad)
+            self._zero.update(start + row for row in empty)
+
+
+def _faulty_rows(rows: torch.Tensor) -> tuple[list[int], list[int]]:
+    """Which rows have NaN or Inf, and which are all zeros."""
+    sums = rows.sum(dim=-1)
+    suspects = (~sums.isfinite() | (sums == 0)).nonzero().flatten()
+    if not len(suspects):
+        return [], []
+    looked_at = rows[suspects]
+    bad = ~looked_at.isfinite().all(dim=-1)
+    empty = (looked_at == 0).all(dim=-1)
+    return suspects[bad].tolist(), suspects[empty].tolist()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from sglang_capture_patches.contract import (
+    DP_RANK_AT,
     FIELDS,
     HOOKED,
     NEWEST_TESTED,
@@ -19,6 +20,7 @@ from sglang_capture_patches.contract import (
     Need,
     Source,
     needed,
+    newest,
     release,
 )
 
@@ -55,6 +57,19 @@ def test_a_release_has_every_argument_that_is_refused(version):
     root = source_of(version) / "sglang/srt"
     declared = "".join(path.read_text() for path in [root / "server_args.py", *root.glob("arg_groups/fields/*.py")])
     assert [name for name, *_ in REFUSED if f"    {name}: " not in declared] == []
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_release_says_where_we_look_which_engine_a_process_is_of(version):
+    root = source_of(version) / "sglang/srt"
+    owner, *way = newest(DP_RANK_AT, version).split(".")
+    if owner == "parallel":
+        assert f'"{way[0]}"' in (root / "runtime_context.py").read_text()
+        return
+    runner = {"sglang.srt.model_executor.model_runner.ModelRunner": (way[0],)}
+    assert list(Source(source_of(version)).field_faults(runner)) == []
+    if len(way) == 2:
+        assert f"    {way[1]}: " in (root / "distributed/parallel_state_wrapper.py").read_text()
 
 
 def test_what_is_missing_is_named(tmp_path):

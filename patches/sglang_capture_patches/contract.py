@@ -71,6 +71,13 @@ HOOKED = (
     ),
 )
 
+DP_RANK_AT = (
+    (OLDEST, "model_runner.dp_rank"),
+    ("0.5.16", "model_runner.ps.dp_rank"),
+    ("0.5.21", "parallel.dp_rank"),
+)
+"""Where a process finds which data-parallel engine it is of, by the first release that has it there."""
+
 READ = (
     Need("sglang.srt.plugins.hook_registry.HookRegistry.register", keywords=("target", "hook", "hook_type")),
     Need("sglang.srt.runtime_context.get_parallel"),
@@ -82,6 +89,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
         "rid",
         "origin_input_ids",
         "origin_input_ids_unpadded",
+        "output_ids",
         "sampling_params",
         "session",
         "lora_id",
@@ -147,6 +155,11 @@ def release(version: str) -> tuple[int, ...]:
             break
         numbers.append(int(part))
     return tuple(numbers)
+
+
+def newest(table: tuple[tuple[str, str], ...], version: str) -> str:
+    """The entry of a table by releases that holds for ``version``."""
+    return [value for since, value in table if release(version) >= release(since)][-1]
 
 
 def needed(needs: tuple[Need, ...], version: str) -> list[Need]:

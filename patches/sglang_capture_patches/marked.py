@@ -141,6 +141,12 @@ def watch(req: Any) -> Callable[[], str | None]:
     return gone
 
 
+def answered(req: Any) -> bool:
+    """Whether its prompt was computed to the end: there is a token of the answer. After a retraction it may come again,
+    and need not be captured, nor kept from the cache, a second time. Alike on all ranks."""
+    return len(req.output_ids) > 0
+
+
 def ended(req: Any) -> str | None:
     """Why a request is over, or is about to be; ``None`` while it runs."""
     reason = req.finished_reason or req.to_finish

@@ -13,7 +13,17 @@ from sglang_capture.filler import Filler
 from sglang_capture.spec import CaptureSpec
 from sglang_capture.spool import Counts
 from sglang_capture_patches import SERVER_ID
-from sglang_capture_patches.marked import Decision, Marked, Refused, Rules, decide, ended, vocabulary_ids, watch
+from sglang_capture_patches.marked import (
+    Decision,
+    Marked,
+    Refused,
+    Rules,
+    answered,
+    decide,
+    ended,
+    vocabulary_ids,
+    watch,
+)
 from sglang_capture_patches.target import Target
 
 logger = logging.getLogger(__name__)
@@ -82,7 +92,7 @@ class Runtime:
             if isinstance(decision, Refused):
                 self._tell(decision)
                 return None
-            if decision is None or not self._begun(req, decision):
+            if decision is None or answered(req) or not self._begun(req, decision):
                 return None
             return decision
         except Exception as error:
@@ -150,11 +160,11 @@ def _guarded(action: Callable[[Runtime], None]) -> None:
 
 
 def is_captured(req: Any) -> bool:
-    """Whether a request's prompt is to be captured. Never raises."""
+    """Whether a request's prompt is (still) to be captured. Never raises."""
     if _current is None or not _current.may_be_marked(req):
         return False
     try:
-        return isinstance(_current.decide(req), Marked)
+        return not answered(req) and isinstance(_current.decide(req), Marked)
     except Exception:
         logger.exception("sglang-capture: request %s is taken as not marked", getattr(req, "rid", "?"))
         return False

@@ -6,7 +6,9 @@ import inspect
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib import metadata
+from operator import attrgetter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from sglang.srt.runtime_context import get_parallel
@@ -15,7 +17,7 @@ from sglang_capture.layers import check_layers, default_layers, parse_layers
 from sglang_capture.settings import PluginSettings
 from sglang_capture.spec import LAST_HIDDEN_KEYS, CaptureSpec
 from sglang_capture.weights import weights_digest
-from sglang_capture_patches.contract import LAYER_KEYWORD, REFUSED, VOTE_SINCE, release
+from sglang_capture_patches.contract import DP_RANK_AT, LAYER_KEYWORD, REFUSED, VOTE_SINCE, newest, release
 
 SUPPORTED = "DeepSeek-V2 and -V3 and the models that hold one (Kimi-K2.5)"
 
@@ -144,7 +146,7 @@ def build_spec(model_runner: Any, target: Target, settings: PluginSettings) -> C
         revision=args.revision or "",
         sglang_version=metadata.version("sglang"),
         plugin_version=metadata.version("sglang-capture"),
-        ranks={"tp": int(args.tp_size), "dp": int(args.dp_size), "pp": int(args.pp_size)},
+        ranks={"tp": int(args.tp_size), "dp": rank_of(model_runner).writers, "pp": int(args.pp_size)},
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
 
@@ -155,17 +157,21 @@ def local_path(path: object) -> str:
 
 
 def rank_of(model_runner: Any) -> Rank:
-    """This process's rank. One rank of each attention-TP group writes: they all hold the same rows."""
-    parallel = get_parallel()
-    args = model_runner.server_args
-    data_rank = (
-        int(parallel.attn_dp_rank) if args.enable_dp_attention else int(getattr(model_runner, "dp_rank", 0) or 0)
-    )
+    """This process's rank. One rank of each attention-TP group fills dumps: they all hold the same rows."""
+    parallel, args = get_parallel(), model_runner.server_args
+    attention = bool(args.enable_dp_attention)
     return Rank(
-        dp=data_rank,
+        dp=int(parallel.attn_dp_rank) if attention else _engine_of(model_runner, parallel),
         pp=int(parallel.pp_rank),
         tp=int(parallel.tp_rank),
         fills=int(parallel.attn_tp_rank) == 0,
         stages=int(args.pp_size),
-        writers=max(1, int(args.dp_size)),
+        writers=int(parallel.attn_dp_size) if attention else max(1, int(args.dp_size)),
     )
+
+
+def _engine_of(model_runner: Any, parallel: Any) -> int:
+    """Which of the engines of a data-parallel server this is; 0 where there is one only."""
+    place = newest(DP_RANK_AT, metadata.version("sglang"))
+    found = attrgetter(place)(SimpleNamespace(model_runner=model_runner, parallel=parallel))
+    return 0 if found is None else int(found)

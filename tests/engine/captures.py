@@ -6,9 +6,10 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -24,6 +25,7 @@ from sglang_capture.spool import (
     failure_path,
     failures,
     read_failure,
+    read_rank_statuses,
     read_status,
 )
 
@@ -46,8 +48,12 @@ def spool_directory() -> Iterator[Path]:
 class CapturingServer(EngineServer):
     """An engine with the plugin, and its spool."""
 
-    def __init__(self, model_dir: Path, spool: Path, *arguments: str, **settings: str) -> None:
-        env = {"SGLANG_CAPTURE_DIR": str(spool), **{f"SGLANG_CAPTURE_{k.upper()}": v for k, v in settings.items()}}
+    def __init__(
+        self, model_dir: Path, spool: Path, *arguments: str, engine: dict[str, str] | None = None, **settings: str
+    ) -> None:
+        """``settings`` become ``SGLANG_CAPTURE_…``, ``engine`` holds variables of SGLang's own."""
+        ours = {f"SGLANG_CAPTURE_{name.upper()}": value for name, value in settings.items()}
+        env = {"SGLANG_CAPTURE_DIR": str(spool), **ours, **(engine or {})}
         super().__init__(model_dir, *arguments, plugins="sglang_capture", env=env)
         self.spool = spool
 
@@ -74,12 +80,24 @@ class CapturingServer(EngineServer):
                 return failure
         raise AssertionError(f"{capture_id} did not fail; the log ends: {self.log_text()[-3000:]}")
 
+    def end_of(self, capture_id: str) -> Literal["dump", "failed"]:
+        """How a capture ended, when it has."""
+        for _ in _until_deadline():
+            if dump_path(self.spool, capture_id).exists():
+                return "dump"
+            if failure_path(self.spool, capture_id).exists():
+                return "failed"
+        raise AssertionError(f"{capture_id} neither came nor failed; the log ends: {self.log_text()[-3000:]}")
+
     def counts(self) -> Counts:
-        """The counts in a status written after this call."""
-        asked = time.time()
+        """The counts of all ranks together, in a status written after each rank had written its own after this call."""
+        asked, last = time.time(), 0.0
         for _ in _until_deadline():
             status = read_status(self.spool)
-            if status is not None and status.time > asked:
+            oldest = min((rank.time for rank in read_rank_statuses(self.spool)), default=0.0)
+            if not last and oldest > asked:
+                last = time.time()
+            if status is not None and last and status.time > last:
                 return status.counts
         raise AssertionError("the status is not written any more")
 
@@ -91,6 +109,30 @@ class CapturingServer(EngineServer):
 
     def assert_serving(self) -> None:
         assert self.generate([20, 21, 22])["meta_info"]["prompt_tokens"] == 3
+
+
+class Wish(NamedTuple):
+    """One request of many: a prompt, the capture's id (``None``: not marked), and what else the mark says."""
+
+    prompt: list[int]
+    name: str | None
+    mark: dict[str, Any] = {}  # noqa: RUF012  (never changed)
+
+
+def send_all(server: CapturingServer, wishes: Sequence[Wish], **more: Any) -> list[Any]:
+    """All of them at once; the answers in order."""
+
+    def send(wish: Wish) -> Any:
+        return server.capture(wish.prompt, {"capture": wish.name, **wish.mark} if wish.name else None, **more)
+
+    with ThreadPoolExecutor(len(wishes)) as pool:
+        return list(pool.map(send, wishes))
+
+
+def assert_all_agree(server: CapturingServer, oracle: Oracle, wishes: Sequence[Wish]) -> None:
+    for wish in wishes:
+        if wish.name:
+            assert_rows_agree(server.dump(wish.name), oracle, wish.prompt)
 
 
 def assert_rows_agree(

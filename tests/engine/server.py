@@ -115,6 +115,10 @@ class EngineServer:
             raise RuntimeError(f"POST {path}: {answer.status_code}: {answer.text[:2000]}")
         return answer.json()
 
+    def control(self, route: str, **body: Any) -> int:
+        """POST and return the status code, whatever it is: what is asked may be too late, or end a request."""
+        return self._http.post(f"{self.url}/{route}", json=body).status_code
+
     def get(self, path: str) -> Any:
         return self._http.get(f"{self.url}{path}").raise_for_status().json()
 

@@ -132,22 +132,3 @@ def test_bf16_rows_are_the_engines_own_and_near_its_float32(server, tiny6_model_
                 assert relative_error(bf16.hidden_states[:, layer], float32.hidden_states[:, layer]) < 0.05
             for key, state in bf16.last_hidden.items():
                 assert relative_error(state, float32.last_hidden[key]) < 0.05
-
-
-def test_two_tensor_parallel_ranks_give_one_dump_with_the_right_rows(tiny6_model_dir, oracle6, draw, new_id):
-    arguments = ("--dtype", "float32", "--tp-size", "2")
-    with (
-        spool_directory() as spool,
-        CapturingServer(tiny6_model_dir, spool, *arguments, layers="0,3,5", last_hidden="both") as server,
-    ):
-        requests = [(draw(length), new_id()) for length in (1, 40, 200)]
-        with ThreadPoolExecutor(3) as pool:
-            list(pool.map(lambda r: server.capture(r[0], {"capture": r[1]}), requests))
-        for prompt, name in requests:
-            assert_rows_agree(server.dump(name), oracle6, prompt)
-        assert server.counts().published == 3
-        assert len(list(spool.glob("*.pt"))) == 3
-        assert {path.name for path in spool.glob("status-*.json")} == {
-            "status-dp0-pp0-tp0.json",
-            "status-dp0-pp0-tp1.json",
-        }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import random
@@ -13,12 +14,16 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import httpx
 import psutil
+from sglang_capture_patches import cpu
+
+from engine.nursery import Nursery
 
 CPU_PLUGIN = "sglang_capture_cpu"
 _ANSWER_TIMEOUT = 600
@@ -26,7 +31,8 @@ _TAIL = 8000
 
 
 class EngineServer:
-    """``python -m sglang_capture_patches.cpu`` in a process group of its own.
+    """``python -m sglang_capture_patches.cpu`` in a process group of its own; what it does is done without importing
+    anything again (:mod:`engine.nursery`), unless it is to be ``fresh``.
 
     ``plugins`` becomes ``SGLANG_PLUGINS``; the launcher adds the test bed's own. Variables of ``SGLANG_CAPTURE_*`` that
     the tests themselves run under do not reach the server: give in ``env`` what it shall see.
@@ -43,12 +49,14 @@ class EngineServer:
         plugins: str = CPU_PLUGIN,
         env: Mapping[str, str] | None = None,
         start_timeout: float = 600,
+        fresh: bool = False,
     ) -> None:
-        self._command = [sys.executable, "-m", "sglang_capture_patches.cpu", "--model-path", str(model_dir), *arguments]
+        self._arguments = ["--model-path", str(model_dir), *arguments]
+        self._fresh = fresh
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("SGLANG_")}
         self._env = {**inherited, "SGLANG_PLUGINS": plugins, **(env or {})}
         self._start_timeout = start_timeout
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: psutil.Process | None = None
         self._log = Path()
         self._http = httpx.Client(timeout=_ANSWER_TIMEOUT, trust_env=False)
         self.url = ""
@@ -69,31 +77,40 @@ class EngineServer:
 
     @property
     def alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        with suppress(psutil.NoSuchProcess):
+            return self._process is not None and self._process.status() != psutil.STATUS_ZOMBIE
+        return False
 
     def start(self) -> EngineServer:
         """Start it, and come back when it answers; where it does not, raise with the end of its log."""
         port = _free_port()
         self.url = f"http://127.0.0.1:{port}"
         descriptor, name = tempfile.mkstemp(prefix="engine-server-", suffix=".log")
+        os.close(descriptor)
         self._log = Path(name)
-        try:
-            self._process = subprocess.Popen(
-                [*self._command, "--port", str(port)],
-                env=self._env,
-                stdin=subprocess.DEVNULL,
-                stdout=descriptor,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        finally:
-            os.close(descriptor)
+        arguments = [*self._arguments, "--port", str(port)]
+        self._process = self._spawn(arguments) if self._fresh else self._fork(arguments)
         try:
             self._wait_until_ready()
         except BaseException:
             self.stop()
             raise
         return self
+
+    def _spawn(self, arguments: list[str]) -> psutil.Process:
+        with self._log.open("ab") as log:
+            return psutil.Popen(
+                [sys.executable, "-m", "sglang_capture_patches.cpu", *arguments],
+                env=self._env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def _fork(self, arguments: list[str]) -> psutil.Process:
+        environment = cpu._environment(arguments, self._env)
+        return nursery().fork([*arguments, *cpu._defaults(arguments)], environment, self._log)
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + self._start_timeout
@@ -140,7 +157,7 @@ class EngineServer:
         """Ask it to end, and see to it that it did, with all its processes."""
         if self._process is not None and self.alive:
             self._process.terminate()
-            with suppress(subprocess.TimeoutExpired):  # what is left is killed now
+            with suppress(psutil.TimeoutExpired):  # what is left is killed now
                 self._process.wait(timeout=20)
         self.kill()
         self._http.close()
@@ -154,11 +171,18 @@ class EngineServer:
         while members := _group(self.pid):
             for member in members:
                 _send_kill(member)
-            self._process.poll()
             if time.monotonic() > deadline:
                 raise TimeoutError(f"processes survive SIGKILL: {members}")
             time.sleep(0.05)
         self._process.wait()
+
+
+@cache
+def nursery() -> Nursery:
+    """One for the whole run."""
+    made = Nursery()
+    atexit.register(made.close)
+    return made
 
 
 def _free_port() -> int:

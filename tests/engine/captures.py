@@ -51,7 +51,7 @@ class CapturingServer(EngineServer):
     def __init__(
         self, model_dir: Path, spool: Path, *arguments: str, engine: dict[str, str] | None = None, **settings: str
     ) -> None:
-        """``settings`` become ``SGLANG_CAPTURE_…``; ``engine`` is SGLang's own environment, read while it is imported."""
+        """``settings`` become ``SGLANG_CAPTURE_…``; ``engine``: SGLang's own variables, read while it is imported."""
         ours = {f"SGLANG_CAPTURE_{name.upper()}": value for name, value in settings.items()}
         env = {"SGLANG_CAPTURE_DIR": str(spool), **ours, **(engine or {})}
         super().__init__(model_dir, *arguments, plugins="sglang_capture", env=env, fresh=bool(engine))

@@ -136,6 +136,8 @@ def _fork_children_from_here() -> None:
         # A scheduler that fails tells its parent so with this signal, and means the server.
         signal.signal(signal.SIGQUIT, lambda *_: os.kill(server, signal.SIGQUIT))
         _prepare_with_environment()
+        # For children of children, who have this process's address, but are no parents of it.
+        forkserver._forkserver.ensure_running = lambda: None
         forkserver.main(listener.detach(), alive_read, [])
         os._exit(0)
     listener.close()
@@ -143,8 +145,7 @@ def _fork_children_from_here() -> None:
     known = forkserver._forkserver
     known._forkserver_address, known._forkserver_alive_fd, known._forkserver_pid = address, alive_write, pid
     _prepare_with_environment()
-    multiprocessing.set_start_method("forkserver", force=True)
-    multiprocessing.set_start_method = lambda *_, **__: None  # SGLang asks for spawn
+    spawn.set_start_method("forkserver", force=True)
 
 
 def _prepare_with_environment() -> None:
@@ -161,6 +162,7 @@ def _prepare_with_environment() -> None:
         prepare(data)
 
     spawn.get_preparation_data, spawn.prepare = get_more, prepare_more
+    multiprocessing.set_start_method = lambda *_, **__: None  # SGLang asks for spawn
 
 
 if __name__ == "__main__":

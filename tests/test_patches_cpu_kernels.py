@@ -206,17 +206,19 @@ class Attention:
         return output
 
 
+@pytest.mark.usefixtures("sgl_kernel")
 @pytest.mark.parametrize("new", [[7, 4], [3, 1]])
-def test_new_tokens_see_what_came_before_them(sgl_kernel: Any, new: list[int]) -> None:
+def test_new_tokens_see_what_came_before_them(new: list[int]) -> None:
     attention = Attention()
-    output = attention.extend(sgl_kernel.extend_attention_cpu, new)
+    output = attention.extend(torch.ops.sgl_kernel.extend_attention_cpu, new)
     expected = [attention.expected(request, attention.causal(request))[-new[request] :] for request in (0, 1)]
     torch.testing.assert_close(output, torch.cat(expected))
 
 
-def test_drafts_see_their_own_branch(sgl_kernel: Any) -> None:
+@pytest.mark.usefixtures("sgl_kernel")
+def test_drafts_see_their_own_branch() -> None:
     attention, tree = Attention(), ANCESTORS[:3, :3]
-    output = attention.extend(sgl_kernel.extend_attention_cpu, [3, 3], torch.cat([tree.flatten()] * 2))
+    output = attention.extend(torch.ops.sgl_kernel.extend_attention_cpu, [3, 3], torch.cat([tree.flatten()] * 2))
     expected = []
     for request in (0, 1):
         visible = attention.causal(request)
@@ -225,13 +227,14 @@ def test_drafts_see_their_own_branch(sgl_kernel: Any) -> None:
     torch.testing.assert_close(output, torch.cat(expected))
 
 
-def test_one_new_token_a_request_enters_the_cache_and_sees_all_of_it(sgl_kernel: Any) -> None:
+@pytest.mark.usefixtures("sgl_kernel")
+def test_one_new_token_a_request_enters_the_cache_and_sees_all_of_it() -> None:
     attention = Attention()
     places = torch.stack([attention.table[1, 6], attention.table[0, 3]])
     keys, values = attention.keys.clone(), attention.values.clone()
     keys[places], values[places] = float("nan"), float("nan")
     output = torch.full((2, 4, 6), float("nan"))
-    sgl_kernel.decode_attention_cpu(
+    torch.ops.sgl_kernel.decode_attention_cpu(
         torch.stack([query[-1] for query in attention.queries]), keys, values, 1.0, 1.0, output,
         attention.keys[places], attention.values[places], places, None, attention.table, attention.rows,
         torch.tensor(attention.lengths), 0.5, 0.0, False, 0, None, None,
@@ -241,7 +244,8 @@ def test_one_new_token_a_request_enters_the_cache_and_sees_all_of_it(sgl_kernel:
     assert torch.equal(keys, attention.keys)
 
 
+@pytest.mark.usefixtures("sgl_kernel")
 @pytest.mark.parametrize("unusual", [{"window": 3}, {"causal": False}])
-def test_attention_that_is_not_written_is_refused(sgl_kernel: Any, unusual: dict[str, Any]) -> None:
+def test_attention_that_is_not_written_is_refused(unusual: dict[str, Any]) -> None:
     with pytest.raises(NotImplementedError, match="plain causal attention"):
-        Attention().extend(sgl_kernel.extend_attention_cpu, [1, 1], **unusual)
+        Attention().extend(torch.ops.sgl_kernel.extend_attention_cpu, [1, 1], **unusual)

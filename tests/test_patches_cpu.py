@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -68,9 +69,11 @@ def test_speculative_decoding_gets_the_backend_that_verifies() -> None:
 def test_environment_of_the_user_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.setenv("PYTHONPATH", "/mine")
+    monkeypatch.setenv("PATH", "/mine/bin")
     environment = launched("--model-path", "tiny").environment
     assert environment["OMP_NUM_THREADS"] == "7"
     assert environment["PYTHONPATH"].split(os.pathsep) == [str(cpu.standins()), "/mine"]
+    assert environment["PATH"].split(os.pathsep) == ["/mine/bin", str(Path(sys.executable).parent)]
     assert environment["SGLANG_USE_CPU_ENGINE"] == "1"
 
 

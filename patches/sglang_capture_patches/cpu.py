@@ -137,6 +137,9 @@ def _environment(given: Sequence[str], current: Mapping[str, str]) -> dict[str, 
     environment = {**defaults, **current, STARTED_HERE: "1"}
     paths = [str(standins()), *filter(None, [current.get("PYTHONPATH")])]
     environment["PYTHONPATH"] = os.pathsep.join(paths)
+    # Where pip puts `ninja`, with which NGRAM builds its table of tokens; found without the environment activated.
+    commands = [*filter(None, [current.get("PATH")]), str(Path(sys.executable).parent)]
+    environment["PATH"] = os.pathsep.join(commands)
     plugins = [name.strip() for name in current.get("SGLANG_PLUGINS", "").split(",") if name.strip()]
     if plugins and ENTRY_POINT not in plugins:  # where it is set, it names all plugins there will be
         environment["SGLANG_PLUGINS"] = ",".join([*plugins, ENTRY_POINT])

@@ -217,12 +217,12 @@ def test_new_tokens_see_what_came_before_them(new: list[int]) -> None:
 
 @pytest.mark.usefixtures("sgl_kernel")
 def test_drafts_see_their_own_branch() -> None:
-    attention, tree = Attention(), ANCESTORS[:3, :3]
-    output = attention.extend(torch.ops.sgl_kernel.extend_attention_cpu, [3, 3], torch.cat([tree.flatten()] * 2))
+    attention, trees = Attention(), torch.stack([ANCESTORS[:3, :3], torch.eye(3, dtype=torch.bool)])
+    output = attention.extend(torch.ops.sgl_kernel.extend_attention_cpu, [3, 3], trees.flatten())
     expected = []
     for request in (0, 1):
         visible = attention.causal(request)
-        visible[-3:, -3:] = tree
+        visible[-3:, -3:] = trees[request]
         expected.append(attention.expected(request, visible)[-3:])
     torch.testing.assert_close(output, torch.cat(expected))
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
-from collections.abc import Iterator
-from types import ModuleType
-from typing import Any
+from pathlib import Path
 
 import pytest
 import torch
@@ -59,12 +56,24 @@ def test_arguments_of_the_user_stand(given: tuple[str, ...]) -> None:
     assert [word for word in command if word.startswith("--dtype")] == [given[0]]
 
 
+def test_speculative_decoding_gets_the_backend_that_verifies() -> None:
+    speculating = ("--model-path", "tiny", "--speculative-algorithm", "NGRAM")
+    for phase in ("prefill", "decode"):
+        name = f"--{phase}-attention-backend"
+        assert name not in launched("--model-path", "tiny").command
+        assert option(launched(*speculating).command, name) == "intel_amx"
+        assert name not in launched(*speculating, "--attention-backend", "torch_native").command
+        assert option(launched(*speculating, name, "mine").command, name) == "mine"
+
+
 def test_environment_of_the_user_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.setenv("PYTHONPATH", "/mine")
+    monkeypatch.setenv("PATH", "/mine/bin")
     environment = launched("--model-path", "tiny").environment
     assert environment["OMP_NUM_THREADS"] == "7"
     assert environment["PYTHONPATH"].split(os.pathsep) == [str(cpu.standins()), "/mine"]
+    assert environment["PATH"].split(os.pathsep) == ["/mine/bin", str(Path(sys.executable).parent)]
     assert environment["SGLANG_USE_CPU_ENGINE"] == "1"
 
 
@@ -132,26 +141,3 @@ def test_register_leaves_other_servers_alone(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv(cpu.STARTED_HERE, "1")
     with pytest.raises(ImportError):
         cpu.register()
-
-
-@pytest.fixture
-def sgl_kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    for name in [name for name in sys.modules if name.partition(".")[0] == "sgl_kernel"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.syspath_prepend(cpu.standins())
-    yield importlib.import_module("sgl_kernel")
-    for name in [name for name in sys.modules if name.partition(".")[0] == "sgl_kernel"]:
-        del sys.modules[name]
-
-
-def test_stand_in_kernels_can_be_imported_and_say_what_is_missing(sgl_kernel: Any) -> None:
-    assert not hasattr(sgl_kernel, "__version__")
-    with pytest.raises(NotImplementedError, match=r"sgl_kernel\.anything_cpu is not available"):
-        sgl_kernel.anything_cpu(1, out=2)
-
-
-def test_stand_in_has_the_real_scalar_types(sgl_kernel: ModuleType) -> None:
-    if importlib.util.find_spec("sglang") is None:
-        pytest.skip("SGLang is not installed, so neither is the real sgl_kernel")
-    module = importlib.import_module("sgl_kernel.scalar_type")
-    assert module.scalar_types.uint4b8.size_bits == 4

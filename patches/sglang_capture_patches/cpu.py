@@ -6,7 +6,7 @@ for the arguments that the machine would otherwise size itself by. Whatever the 
 command line, stands.
 
 In the server's processes `register`, an entry point of its own, corrects two things that SGLang 0.5.23 gets wrong with
-the attention backend ``torch_native``. It does so only in servers started from here.
+the attention backend ``torch_native``, and takes away a wait for a GPU. It does so only in servers started from here.
 """
 
 from __future__ import annotations
@@ -76,21 +76,28 @@ def register() -> None:
 
 
 def _after_load_model(result: Any, *_: Any, **__: Any) -> Any:
-    """Correct ``torch_native`` once the model's modules are there; doing it again changes nothing."""
+    """Correct what is wrong on a CPU once the model's modules are there; doing it again changes nothing."""
     handlers = sys.modules.get("sglang.srt.models.deepseek_common.attention_backend_handler")
     if handlers is not None:
         # As shipped, prefill takes the multi-head path, which reads values that the latent cache does not hold.
         handlers.AttentionBackendRegistry.register("torch_native", handlers._dispatch_mla_subtype)
 
+    import torch
     from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 
     # DP attention pads its batches and asks for this; the base class raises. 1, as the backend `intel_amx` answers.
     TorchNativeAttnBackend.get_cpu_graph_seq_len_fill_value = _seq_len_fill_value
+    # A DeepSeek model that lends its embeddings to a draft (MTP) waits for the GPU, whatever the device.
+    torch.cuda.synchronize = _nothing_to_wait_for
     return result
 
 
 def _seq_len_fill_value(_: object) -> int:
     return 1
+
+
+def _nothing_to_wait_for(device: object = None) -> None:
+    pass
 
 
 def _refuse_where_useless() -> None:
@@ -130,6 +137,9 @@ def _environment(given: Sequence[str], current: Mapping[str, str]) -> dict[str, 
     environment = {**defaults, **current, STARTED_HERE: "1"}
     paths = [str(standins()), *filter(None, [current.get("PYTHONPATH")])]
     environment["PYTHONPATH"] = os.pathsep.join(paths)
+    # Where pip puts `ninja`, with which NGRAM builds its table of tokens; found without the environment activated.
+    commands = [*filter(None, [current.get("PATH")]), str(Path(sys.executable).parent)]
+    environment["PATH"] = os.pathsep.join(commands)
     plugins = [name.strip() for name in current.get("SGLANG_PLUGINS", "").split(",") if name.strip()]
     if plugins and ENTRY_POINT not in plugins:  # where it is set, it names all plugins there will be
         environment["SGLANG_PLUGINS"] = ",".join([*plugins, ENTRY_POINT])
@@ -155,7 +165,7 @@ def _ranks(given: Sequence[str]) -> int:
 def _defaults(given: Sequence[str]) -> list[str]:
     """Arguments to add: what the user did not give."""
     options = {argument.split("=", 1)[0] for argument in given}
-    defaults = [
+    defaults: list[tuple[str, ...]] = [
         ("--device", "cpu"),
         ("--attention-backend", "torch_native"),
         # Left to itself SGLang runs a float32 checkpoint in float16, and nothing could be compared closely.
@@ -165,6 +175,10 @@ def _defaults(given: Sequence[str]) -> list[str]:
         # Else an idle server spins on a core, and here the cores are what computes.
         ("--sleep-on-idle",),
     ]
+    if "--speculative-algorithm" in options and "--attention-backend" not in options:
+        # The only backend for CPUs that verifies drafts. Named as `--attention-backend` it would be passed over where
+        # there is no AMX; what it wants of AMX, two kernels, is among the stand-ins.
+        defaults += [("--prefill-attention-backend", "intel_amx"), ("--decode-attention-backend", "intel_amx")]
     return [word for default in defaults if default[0] not in options for word in default]
 
 

@@ -130,7 +130,7 @@ def _print(report: VerifyReport) -> None:
     if report.first_difference is not None:
         say(f"it first differs at {_place(report.first_difference)}", "wrong")
     compared = f"{plural(report.samples, 'capture')} ({plural(report.tokens, 'token')}, {report.dtype})"
-    verdict = "every kind of row is right" if report.ok else "not what is computed there"
+    verdict = "every kind of row is right" if report.ok else "some rows are wrong"
     say(f"{compared} against {report.model} in {report.oracle_dtype}: {verdict}", "ok" if report.ok else "wrong")
 
 

@@ -142,7 +142,8 @@ def _status_of(url: str, directory: Path, info: ServerInfo) -> SpoolStatus:
     status = spools.read_status(directory)
     if status is None:
         raise NoProbeError(
-            f"no plugin has written to {directory}: start {url} with SGLANG_PLUGINS=sglang_capture, or name its spool"
+            f"no plugin has written to {directory}: start {url} with SGLANG_PLUGINS=sglang_capture, or name its spool "
+            "(on the server's machine)"
         )
     if not status.alive:
         raise NoProbeError(f"the plugin that wrote to {directory} has stopped: is it the spool of {url}?")

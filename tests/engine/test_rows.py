@@ -96,6 +96,7 @@ def test_a_capture_changes_no_answer(server, draw, new_id):
     plain = server.generate(prompt, max_new_tokens=12)
     marked = server.capture(prompt, {"capture": new_id()}, max_new_tokens=12)
     assert marked["output_ids"] == plain["output_ids"]
+    assert marked["meta_info"].keys() == plain["meta_info"].keys()
 
 
 def test_long_prompts_in_chunks_side_by_side_through_61_layers(chunking_server, oracle, new_id):

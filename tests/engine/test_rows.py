@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from engine.captures import CapturingServer, assert_rows_agree, relative_error, spool_directory
+from engine.captures import assert_rows_agree, relative_error
 
 pytestmark = pytest.mark.engine
 

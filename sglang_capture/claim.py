@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from sglang_capture.spool import PART_PREFIX, TEMPORARY_SUFFIX, SpoolError, open_directory
+from sglang_capture.spool import PART_PREFIX, PROBE_PREFIX, TEMPORARY_SUFFIX, SpoolError, open_directory
 
 LOCK_NAME = ".lock"
 _JOIN_SECONDS = 10.0
@@ -76,8 +76,8 @@ def _claim(directory: Path, descriptor: int, server_id: str) -> Claim:
 
 
 def clear_parts(directory: Path) -> None:
-    """Remove the unfinished files of dead processes; only for who holds the lock alone."""
-    for pattern in (f"{PART_PREFIX}*", f".*{TEMPORARY_SUFFIX}"):
+    """Remove the unfinished files of dead processes, and probes left behind; only for who holds the lock alone."""
+    for pattern in (f"{PART_PREFIX}*", f".*{TEMPORARY_SUFFIX}", f"{PROBE_PREFIX}*"):
         for path in directory.glob(pattern):
             path.unlink(missing_ok=True)
 

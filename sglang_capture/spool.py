@@ -4,6 +4,7 @@
 
     <spool>/<capture_id>.pt            a complete dump; the name appears by one atomic link, never before
     <spool>/<capture_id>.failed.json   why a marked request has no dump
+    <spool>/sglang-capture-probe-….pt  a look at the server by `doctor` or `verify`, which also removes it
     <spool>/status.json                what the plugin is doing; status-<rank>.json for each rank
     <spool>/.part-…                    a dump being filled; removed at the next start if its process died
     <spool>/.….tmp                     a small file on its way to its name; removed likewise
@@ -34,6 +35,8 @@ FAILED_SUFFIX = ".failed.json"
 PART_PREFIX = ".part-"
 TEMPORARY_SUFFIX = ".tmp"
 """Of a small file on its way to its name."""
+PROBE_PREFIX = "sglang-capture-probe-"
+"""Of the ids of captures that are made for a look at the server, and removed at once; they are nobody's data."""
 STATUS_NAME = "status.json"
 STATUS_STALE_SECONDS = 10.0
 """A running plugin writes its status every second; one this old belongs to a server that stopped or hangs."""
@@ -173,14 +176,19 @@ def id_of(path: Path) -> str | None:
     return None
 
 
+def is_probe(capture_id: str) -> bool:
+    """Whether a capture was made for a look at the server (:mod:`sglang_capture.probe`)."""
+    return capture_id.startswith(PROBE_PREFIX)
+
+
 def dumps(directory: Path) -> Iterator[Path]:
-    """The complete dumps, in no order."""
-    return (path for path in _entries(directory) if path.name.endswith(DUMP_SUFFIX) and id_of(path))
+    """The complete dumps, in no order; without probes."""
+    return (path for path in _entries(directory) if path.name.endswith(DUMP_SUFFIX) and _is_capture(path))
 
 
 def failures(directory: Path) -> Iterator[Path]:
-    """The ``.failed.json`` files, in no order."""
-    return (path for path in _entries(directory) if path.name.endswith(FAILED_SUFFIX) and id_of(path))
+    """The ``.failed.json`` files, in no order; without probes."""
+    return (path for path in _entries(directory) if path.name.endswith(FAILED_SUFFIX) and _is_capture(path))
 
 
 def read_failure(path: Path) -> Failure | None:
@@ -238,6 +246,11 @@ def _checked(capture_id: str) -> str:
     if not is_capture_id(capture_id):
         raise ValueError(f"not a capture id: {capture_id!r:.80}")
     return capture_id
+
+
+def _is_capture(path: Path) -> bool:
+    capture_id = id_of(path)
+    return capture_id is not None and not is_probe(capture_id)
 
 
 def _entries(directory: Path) -> Iterator[Path]:

@@ -50,6 +50,7 @@ def test_another_rank_of_the_same_server_joins(tmp_path, holder):
 def test_after_a_crash_unfinished_files_go_and_published_ones_stay(tmp_path, holder):
     spool = tmp_path / "spool"
     (spool / ".part-1").write_bytes(b"half")
+    (spool / "sglang-capture-probe-1.pt").write_bytes(b"a look that was never finished")
     (spool / "whole.pt").write_bytes(b"whole")
     (spool / "bad.failed.json").write_text("{}")
     os.kill(holder.pid, signal.SIGKILL)

@@ -6,10 +6,14 @@ import json
 import os
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from causal_model import CausalModel
+from factories import save_dump
+from service.standin import SPEC, Generate, StandInServer, publish
 from typer.testing import CliRunner
 
 from sglang_capture import cli, spool
@@ -168,6 +172,77 @@ def test_an_address_that_is_named_must_answer(tmp_path: Path, option: str, addre
     code, checks = doctor(tmp_path / "spool", option, address)
     check = checks["server" if option == "--server" else "side service"]
     assert code == 1 and check.state == "wrong" and address in check.found
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandInServer]:
+    """Rows as they should be; a server's own are in engine/test_truth.py."""
+    monkeypatch.delenv("SGLANG_CAPTURE_TOKEN", raising=False)
+    (tmp_path / "spool").mkdir(mode=0o700)
+    running = StandInServer(tmp_path / "spool")
+    model = CausalModel(SPEC)
+
+    def right(_: StandInServer, request: Generate) -> int:
+        assert request.input_ids is not None
+        save_dump(running.spool, model.dump(request.spec, request.input_ids, request.capture_id))
+        return 200
+
+    running.behaviour = right
+    yield running
+    running.close()
+
+
+def self_test(server: StandInServer, *arguments: str) -> tuple[int, dict[str, Check]]:
+    code, checks = doctor(server.spool, "--server", server.url, *arguments)
+    return code, {name: check for name, check in checks.items() if name.startswith("self-test")}
+
+
+def test_a_server_that_is_named_is_tried_out(server: StandInServer) -> None:
+    code, checks = self_test(server)
+    assert code == 0
+    assert {name.removeprefix("self-test, "): check.state for name, check in checks.items()} == {
+        "rows": "ok",
+        "tokens": "ok",
+        "again": "ok",
+        "prefix": "ok",
+        "chunks": "warn",  # the stand-in does not say how it cuts
+        "norm": "ok",
+        "verdict": "warn",
+    }
+    assert list(server.spool.glob("*.pt")) == []
+
+
+def test_a_server_that_captures_wrongly_is_wrong(server: StandInServer) -> None:
+    server.behaviour = publish  # rows of made-up ids
+    code, checks = self_test(server)
+    assert code == 1 and "are not those it was sent" in checks["self-test, capture"].found
+    assert checks["self-test, verdict"].state == "wrong"
+
+
+def test_only_a_server_that_is_named_is_tried_out_and_not_where_one_only_looks(server: StandInServer) -> None:
+    server.write_status()
+    for arguments in ((), ("--server", server.url, "--no-self-test")):
+        checks = doctor(server.spool, *arguments)[1]
+        assert checks["server"].state == "ok" and not any(name.startswith("self-test") for name in checks)
+    assert server.requests == []
+
+
+def test_a_server_of_another_user_is_no_fault(server: StandInServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.stop_status()
+    (server.spool / spool.STATUS_NAME).unlink(missing_ok=True)  # another user cannot read it
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    code, checks = doctor(server.spool, "--server", server.url)
+    assert code == 0
+    assert "not run" in checks["self-test"].found and "server's user" in checks["self-test"].found
+    assert {checks[name].state for name in ("spool", "server's plugin", "self-test")} == {"warn"}
+    assert doctor(server.spool)[0] == 1  # but a server that I start would not get this spool
+
+
+def test_without_the_servers_secret_nothing_is_wrong(server: StandInServer) -> None:
+    server.status_changes = {"token_required": True}
+    server.write_status()
+    code, checks = self_test(server)
+    assert code == 0 and "SGLANG_CAPTURE_TOKEN" in checks["self-test"].found
 
 
 def test_a_model_is_described(tmp_path: Path) -> None:

@@ -12,13 +12,15 @@ import pytest
 import torch
 from factories import make_dataset, make_spec, save_dump
 
+from sglang_capture.comparison import relative_errors
 from sglang_capture.dump import Dump
 from sglang_capture.errors import CaptureError
 from sglang_capture.export import export_dataset
 from sglang_capture.oracle import Oracle, OracleError, find_final_norm
+from sglang_capture.references import AnotherModelError, TransformersReference
 from sglang_capture.shards import DatasetWriter, Sample
 from sglang_capture.spec import CaptureSpec
-from sglang_capture.verify import VerifyError, relative_errors, verify_dataset, verify_dumps
+from sglang_capture.verify import VerifyError, verify_dataset, verify_dumps
 
 transformers = pytest.importorskip("transformers")
 
@@ -44,8 +46,8 @@ def model() -> Any:
 
 
 @pytest.fixture(scope="module")
-def oracle(model: Any) -> Oracle:
-    return Oracle(model)
+def oracle(model: Any) -> TransformersReference:
+    return TransformersReference(Oracle(model))
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +86,7 @@ def capture(model: Any, capture_id: str = "a", tokens: int = 12, **changes: Any)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_right_captures_pass(model: Any, oracle: Oracle, dtype: str) -> None:
+def test_right_captures_pass(model: Any, oracle: TransformersReference, dtype: str) -> None:
     report = verify_dumps([capture(model, tokens=tokens, dtype=dtype) for tokens in (1, 12, 80)], oracle)
     assert report.ok and report.samples == 3 and report.tokens == 93 and report.dtype == dtype
     assert [kind.name for kind in report.kinds] == [
@@ -129,7 +131,7 @@ FAULTS: dict[str, tuple[Callable[[Dump], Dump], dict[str, str]]] = {
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_in_all_rows_is_named(model: Any, oracle: Oracle, fault: str, dtype: str) -> None:
+def test_a_fault_in_all_rows_is_named(model: Any, oracle: TransformersReference, fault: str, dtype: str) -> None:
     damage, expected = FAULTS[fault]
     report = verify_dumps(
         [capture(model, tokens=40, dtype=dtype), damage(capture(model, "bad", 40, dtype=dtype))], oracle
@@ -139,7 +141,7 @@ def test_a_fault_in_all_rows_is_named(model: Any, oracle: Oracle, fault: str, dt
     assert {kind.sample_id for kind in report.kinds if not kind.ok} == {"bad"}
 
 
-def test_another_layer_than_the_spec_says_is_named(model: Any, oracle: Oracle) -> None:
+def test_another_layer_than_the_spec_says_is_named(model: Any, oracle: TransformersReference) -> None:
     dump = replace(capture(model, layers=(1, 3)), spec=spec_of(layers=(2, 3)))
     (wrong,) = [kind for kind in verify_dumps([dump], oracle).kinds if not kind.ok]
     assert (wrong.name, wrong.looks_like) == ("index 2", "index 1")
@@ -147,7 +149,7 @@ def test_another_layer_than_the_spec_says_is_named(model: Any, oracle: Oracle) -
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("value", ["of another token", "nan", "inf"])
-def test_one_wrong_row_is_found_and_placed(model: Any, oracle: Oracle, dtype: str, value: str) -> None:
+def test_one_wrong_row_is_found_and_placed(model: Any, oracle: TransformersReference, dtype: str, value: str) -> None:
     dump = capture(model, "bad", 40, dtype=dtype)
     other = capture(model, "other", 60, dtype=dtype).hidden_states[50, 1]
     dump.hidden_states[17, 1] = other if value == "of another token" else float(value)
@@ -155,7 +157,7 @@ def test_one_wrong_row_is_found_and_placed(model: Any, oracle: Oracle, dtype: st
     assert [(kind.name, kind.sample_id, kind.row) for kind in report.kinds if not kind.ok] == [("index 1", "bad", 17)]
 
 
-def test_a_report_with_an_infinite_error_is_json(model: Any, oracle: Oracle) -> None:
+def test_a_report_with_an_infinite_error_is_json(model: Any, oracle: TransformersReference) -> None:
     dump = capture(model)
     dump.hidden_states[:, 1] = float("nan")
     report = verify_dumps([dump], oracle)
@@ -164,19 +166,19 @@ def test_a_report_with_an_infinite_error_is_json(model: Any, oracle: Oracle) -> 
     assert type(report).model_validate(content) == report
 
 
-def test_an_embedding_off_by_one_bit_is_not_exact(model: Any, oracle: Oracle) -> None:
+def test_an_embedding_off_by_one_bit_is_not_exact(model: Any, oracle: TransformersReference) -> None:
     dump = capture(model)
     dump.hidden_states[3, 0, 5] *= 1 + 1e-6
     assert [kind.name for kind in verify_dumps([dump], oracle).kinds if not kind.ok] == ["index 0"]
 
 
-def test_a_tolerance_of_ones_own_holds_for_every_row(model: Any, oracle: Oracle) -> None:
+def test_a_tolerance_of_ones_own_holds_for_every_row(model: Any, oracle: TransformersReference) -> None:
     dumps = [capture(model, dtype="bfloat16")]
     assert verify_dumps(dumps, oracle, tolerance=0.01).ok
     assert not verify_dumps(dumps, oracle, tolerance=1e-4).ok
 
 
-def test_repeated_tokens_are_not_taken_for_a_shift(model: Any, oracle: Oracle) -> None:
+def test_repeated_tokens_are_not_taken_for_a_shift(model: Any, oracle: TransformersReference) -> None:
     ids = torch.full((30,), 5)
     with torch.no_grad():
         states = model(input_ids=ids[None], output_hidden_states=True).hidden_states
@@ -254,13 +256,13 @@ def test_an_empty_dataset_has_nothing_to_verify(tmp_path: Path) -> None:
         verify_dataset(tmp_path)
 
 
-def test_a_model_of_another_depth_is_refused(model: Any, oracle: Oracle) -> None:
+def test_a_model_of_another_depth_is_refused(model: Any, oracle: TransformersReference) -> None:
     dump = replace(capture(model), spec=spec_of(num_layers=5))
-    with pytest.raises(VerifyError, match="5 layers of hidden size 32, and the model to compare with has 4"):
+    with pytest.raises(AnotherModelError, match="5 layers of hidden size 32, and the model to compare with has 4"):
         verify_dumps([dump], oracle)
 
 
-def test_ids_outside_the_vocabulary_are_refused(model: Any, oracle: Oracle) -> None:
+def test_ids_outside_the_vocabulary_are_refused(model: Any, oracle: TransformersReference) -> None:
     dump = capture(model)
     dump.input_ids[2] = VOCABULARY
     with pytest.raises(OracleError, match="token id 64 is outside the model's vocabulary of 64"):

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import typer
-from factories import make_dataset, make_spec
+from factories import make_dataset, make_spec, save_dump
+from service.standin import Generate, StandInServer, put_failure
 from typer.testing import CliRunner, Result
 
 from sglang_capture.commands.verify import verify
+from sglang_capture.dump import Dump
+from sglang_capture.errors import UsageError
 from sglang_capture.oracle import Oracle, States
+from sglang_capture.probe import ProbeError
+from sglang_capture.references import AnotherModelError
 from sglang_capture.shards import CaptureDataset, DatasetError
 
-SPEC = make_spec(last_hidden="both", num_layers=5, layers=(1, 2, 3))
+SPEC = make_spec(last_hidden="both", num_layers=5, layers=(1, 2, 3), weights_digest="a" * 32)
 
 
 class KnownStates:
@@ -73,6 +80,105 @@ def test_wrong_captures_exit_with_1_and_say_what_they_look_like(dataset: Path) -
     kinds = {kind["name"]: kind["looks_like"] for kind in json.loads(result.stdout)["kinds"] if not kind["ok"]}
     assert kinds["last_hidden_state_prenorm"] == "last_hidden_state"
     assert run(dataset).exit_code == 1
+
+
+def test_where_it_first_differs_is_printed(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    states = KnownStates.states
+
+    def later_layers_differ(known: KnownStates, input_ids: torch.Tensor) -> States:
+        right = states(known, input_ids)
+        rows = right.hidden[2].clone()
+        rows[len(input_ids) - 2 :] *= -1
+        return replace(right, hidden=(*right.hidden[:2], rows, *right.hidden[3:]), post=-right.post)
+
+    monkeypatch.setattr(KnownStates, "states", later_layers_differ)
+    result = run(dataset)
+    assert result.exit_code == 1
+    first = json.loads(run(dataset, "--json").stdout)["first_difference"]
+    assert (first["name"], first["sample_id"], first["position"]) == ("index 2", "shard0-0", 1)
+    assert "\nindex 2: 6 of 12 rows differ, first at position 1 of shard0-0 (error 2.0" in result.stdout
+    assert f"it first differs at index 2, position 1 of shard0-0 (token {first['token_id']})" in result.stdout
+
+
+@pytest.fixture
+def second_server(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandInServer]:
+    """Hands out the rows of the dataset, by the ids it is sent."""
+    directory = tmp_path_factory.mktemp("second") / "spool"
+    directory.mkdir(mode=0o700)
+    server = StandInServer(directory)
+    server.status_changes = {"spec": SPEC.model_dump(mode="json")}
+    server.write_status()
+    known = KnownStates(dataset)
+
+    def answer(_: StandInServer, request: Generate) -> int:
+        input_ids = torch.tensor(request.input_ids)
+        states = known.states(input_ids)
+        rows = torch.stack([states.hidden[index] for index in request.spec.layers], dim=1)
+        spec = SPEC.model_copy(update={"layers": request.spec.layers, "last_hidden": request.spec.last_hidden})
+        last = {"last_hidden_state": states.post, "last_hidden_state_prenorm": states.pre}
+        save_dump(directory, Dump(request.capture_id, "", spec, input_ids, rows, last))
+        return 200
+
+    server.behaviour = answer
+    yield server
+    server.close()
+
+
+def with_server(dataset: Path, server: StandInServer, *arguments: Any) -> Result:
+    return run(dataset, "--with-server", server.url, "--spool", server.spool, *arguments)
+
+
+def test_a_second_server_is_asked_for_the_same_layers_and_nothing_is_left_there(
+    dataset: Path, second_server: StandInServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(Oracle, "load")  # no transformers, no weights
+    result = with_server(dataset, second_server)
+    assert result.exit_code == 0, result.output
+    assert f"against the server at {second_server.url} in bfloat16" in result.stdout.replace("\n", " ")
+    assert {(request.spec.layers, request.spec.last_hidden) for request in second_server.requests} == {
+        ((1, 2, 3), "both")
+    }
+    assert len(second_server.requests) == 3
+    assert list(second_server.spool.glob("*.pt")) == []
+    damage(dataset)
+    report = json.loads(with_server(dataset, second_server, "--json").stdout)
+    assert report["first_difference"]["name"] == "last_hidden_state_prenorm"
+    assert {kind["looks_like"] for kind in report["kinds"] if not kind["ok"]} >= {"last_hidden_state"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"num_layers": 6}, "layers 5 and 6"),
+        ({"vocab_size": 600}, "vocabulary 512 and 600"),
+        ({"weights_digest": "b" * 32}, "digest of the weights"),
+    ],
+    ids=["depth", "vocabulary", "weights"],
+)
+def test_a_second_server_of_another_model_is_refused(
+    dataset: Path, second_server: StandInServer, changes: dict[str, Any], found: str
+) -> None:
+    second_server.status_changes = {"spec": SPEC.model_copy(update=changes).model_dump(mode="json")}
+    second_server.write_status()
+    result = with_server(dataset, second_server)
+    assert isinstance(result.exception, AnotherModelError)
+    assert "runs another model" in str(result.exception) and found in str(result.exception)
+    assert second_server.requests == []
+
+
+def test_a_second_server_that_refuses_says_why(dataset: Path, second_server: StandInServer) -> None:
+    def refuse(server: StandInServer, request: Generate) -> int:
+        put_failure(server.spool, request.capture_id, "spool full: no room", kind="refused", retriable=True)
+        return 200
+
+    second_server.behaviour = refuse
+    result = with_server(dataset, second_server)
+    assert isinstance(result.exception, ProbeError) and "spool full" in str(result.exception)
+
+
+def test_a_model_and_a_server_are_not_named_together(dataset: Path) -> None:
+    result = run(dataset, "--with-server", "http://127.0.0.1:1", "--model", "m")
+    assert isinstance(result.exception, UsageError) and "name one of them" in str(result.exception)
 
 
 def test_a_damaged_byte_is_found_if_asked_for(dataset: Path) -> None:

@@ -38,7 +38,13 @@ class ServerInfo:
     """What an SGLang server says of itself.
 
     Attributes:
-        longest_prompt: a prompt must have fewer tokens than this; ``None`` if the server does not say.
+        longest_prompt: a prompt must have fewer tokens than this.
+        port: where it listens, by its own arguments.
+        chunk_size: most tokens of a prompt that it computes at once; 0 if prompts are never cut.
+        room: tokens that its cache holds in all.
+        dp_size: engines that share the requests.
+
+    ``None`` stands for what the server does not say.
     """
 
     model_path: str
@@ -47,6 +53,10 @@ class ServerInfo:
     version: str
     architecture: str
     longest_prompt: int | None
+    port: int | None = None
+    chunk_size: int | None = None
+    room: int | None = None
+    dp_size: int = 1
 
 
 class SGLangClient:
@@ -90,6 +100,7 @@ class SGLangClient:
         try:
             model = await self._request("GET", "/model_info")
             server = await self._request("GET", "/server_info")
+            chunk = server.get("chunked_prefill_size")
             return ServerInfo(
                 model_path=model["model_path"],
                 tokenizer_path=model["tokenizer_path"],
@@ -97,6 +108,10 @@ class SGLangClient:
                 version=server["version"],
                 architecture=next(iter(model.get("architectures") or []), ""),
                 longest_prompt=server.get("max_req_input_len"),
+                port=server.get("port"),
+                chunk_size=None if chunk is None else max(0, chunk),
+                room=server.get("max_total_num_tokens"),
+                dp_size=server.get("dp_size") or 1,
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise EngineError(

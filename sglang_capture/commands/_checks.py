@@ -22,7 +22,9 @@ from sglang_capture.commands._model import read_spec
 from sglang_capture.commands._output import human_bytes
 from sglang_capture.errors import UsageError
 from sglang_capture.layers import LayerError
+from sglang_capture.probe import NoProbeError, Prober, server_api_key
 from sglang_capture.quota import cgroup_headroom, free_bytes
+from sglang_capture.selftest import run_self_test
 from sglang_capture.settings import SettingsError, plugin_settings
 from sglang_capture.spool import SpoolError, SpoolStatus
 
@@ -51,7 +53,9 @@ class Check:
         return asdict(self)
 
 
-def run_checks(*, server: str | None, service: str | None, model: str | None, spool: Path | None) -> Iterator[Check]:
+def run_checks(
+    *, server: str | None, service: str | None, model: str | None, spool: Path | None, self_test: bool
+) -> Iterator[Check]:
     """All findings, each as soon as it is known."""
     yield from _packages()
     yield _entry_point()
@@ -66,10 +70,16 @@ def run_checks(*, server: str | None, service: str | None, model: str | None, sp
     except SettingsError as error:
         directory = spool or spools.DEFAULT_DIRECTORY
         yield Check("settings", "wrong", str(error), "Correct the variable")
-    yield from _spool(directory)
+    yield from _spool(directory, named=server is not None)
     status = spools.read_status(directory) if directory.is_dir() else None
-    yield from _status(status)
-    yield asyncio.run(_server(server, status))
+    if status is None and directory.exists() and _is_of_another_user(directory):
+        yield Check("server's plugin", "warn", f"{directory} belongs to another user", "Run this as the server's user")
+    else:
+        yield from _status(status)
+    found = asyncio.run(_server(server, status))
+    yield found
+    if server is not None and self_test and found.state == "ok":
+        yield from _self_test(server, directory)
     yield asyncio.run(_service(service))
 
 
@@ -143,13 +153,14 @@ def _model(model: str) -> Check:
     return Check("model", "ok", found)
 
 
-def _spool(directory: Path) -> Iterator[Check]:
+def _spool(directory: Path, *, named: bool) -> Iterator[Check]:
+    """``named``: a server is asked about that somebody else may have started; then the spool may be theirs."""
     try:
         spools.open_directory(directory, create=False)
         yield Check("spool", "ok", f"{directory} is ours alone")
     except SpoolError as error:
         if directory.exists() or directory.is_symlink():
-            yield Check("spool", "wrong", str(error))
+            yield Check("spool", "warn" if named and _is_of_another_user(directory) else "wrong", str(error))
         else:
             yield Check("spool", "warn", f"{directory} is not there yet", "The server makes it when it starts")
     free, headroom = free_bytes(existing(directory)), cgroup_headroom()
@@ -185,11 +196,21 @@ async def _server(url: str | None, status: SpoolStatus | None) -> Check:
     if not address:
         return Check("server", "warn", "none known here", "Name one with --server to see whether it answers")
     try:
-        async with SGLangClient(address, timeout=_PROBE_SECONDS) as client:
+        async with SGLangClient(address, api_key=server_api_key(), timeout=_PROBE_SECONDS) as client:
             info = await client.server_info()
     except (EngineError, UsageError) as error:
         return Check("server", "wrong", str(error))
     return Check("server", "ok", f"SGLang {info.version} serves {info.served_name} at {address}")
+
+
+def _self_test(url: str, directory: Path) -> Iterator[Check]:
+    try:
+        for finding in run_self_test(Prober.connect(url, directory)):
+            yield Check(f"self-test, {finding.name}", finding.state, finding.found, finding.advice)
+    except NoProbeError as error:
+        yield Check("self-test", "warn", f"not run: {error}")
+    except (EngineError, UsageError) as error:
+        yield Check("self-test", "wrong", str(error))
 
 
 async def _service(url: str | None) -> Check:
@@ -204,6 +225,10 @@ async def _service(url: str | None) -> Check:
     if health["problems"]:
         return Check("side service", "wrong", f"runs at {address}, but: {'; '.join(health['problems'])}")
     return Check("side service", "ok", f"version {health['version']} at {address}, data in {health['data']}")
+
+
+def _is_of_another_user(directory: Path) -> bool:
+    return directory.lstat().st_uid != os.geteuid()
 
 
 def _version(package: str) -> str | None:

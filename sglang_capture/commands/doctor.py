@@ -21,12 +21,16 @@ def doctor(
     spool: Annotated[
         Path | None, typer.Option(envvar="SGLANG_CAPTURE_DIR", help="The spool; by default /dev/shm/sglang_capture.")
     ] = None,
+    no_self_test: Annotated[
+        bool, typer.Option("--no-self-test", help="Only look; do not have the server capture two prompts.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Look for what could be wrong, and say what to do about it.
 
     ✓ is well, ! may be meant so (a server that does not run yet), ✗ is wrong. Exit code 1 if anything is wrong.
-    An address that you name must answer.
+    An address that you name must answer. A server that you name is also tried out: two prompts are captured, looked
+    at and removed again, and you read whether its captures can be trusted.
 
     Example: sglang-capture doctor --server http://127.0.0.1:30000
     """
@@ -34,7 +38,7 @@ def doctor(
     from sglang_capture.commands._output import print_json, say
 
     checks = []
-    for check in run_checks(server=server, service=service, model=model, spool=spool):
+    for check in run_checks(server=server, service=service, model=model, spool=spool, self_test=not no_self_test):
         checks.append(check)
         if not as_json:
             say(check.line(), check.state)

@@ -1,4 +1,4 @@
-"""`sglang-capture verify`: are the captures what transformers computes?"""
+"""`sglang-capture verify`: are the captures what transformers, or a second server, computes?"""
 
 from __future__ import annotations
 
@@ -10,50 +10,96 @@ import typer
 from sglang_capture.commands._output import plural, print_json, progress_bar, say
 
 if TYPE_CHECKING:
+    from sglang_capture.comparison import Difference, KindReport
     from sglang_capture.verify import VerifyReport
+
+_TRANSFORMERS = "With transformers"
+_SERVER = "With a second server"
 
 
 def verify(
     path: Annotated[Path, typer.Argument(help="A dataset, a spool, one dump (.pt), or an export.")],
-    model: Annotated[str | None, typer.Option(help="Where the weights are; as the captures say by default.")] = None,
     sample: Annotated[int, typer.Option(min=1, help="How many captures to recompute.")] = 8,
     seed: Annotated[int, typer.Option(help="Which ones: the same seed takes the same captures.")] = 0,
     tolerance: Annotated[
         float | None,
         typer.Option(min=0, help="Allowed relative error of a row; by default what the precision allows."),
     ] = None,
-    dtype: Annotated[str, typer.Option(help="In which transformers computes: float32, bfloat16, float16.")] = "float32",
-    device: Annotated[str, typer.Option(help="Where it computes: cpu, cuda, or auto.")] = "cpu",
     checksums: Annotated[bool, typer.Option("--checksums", help="Read a dataset's every byte first.")] = False,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
-    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Where the weights are; as the captures say by default.", rich_help_panel=_TRANSFORMERS),
+    ] = None,
+    dtype: Annotated[
+        str, typer.Option(help="In which it computes: float32, bfloat16, float16.", rich_help_panel=_TRANSFORMERS)
+    ] = "float32",
+    device: Annotated[
+        str, typer.Option(help="Where it computes: cpu, cuda, or auto.", rich_help_panel=_TRANSFORMERS)
+    ] = "cpu",
+    trust_remote_code: Annotated[
+        bool,
+        typer.Option("--trust-remote-code", help="Run code that comes with the model.", rich_help_panel=_TRANSFORMERS),
+    ] = False,
+    with_server: Annotated[
+        str | None,
+        typer.Option(
+            help="Address of a second SGLang server with this plugin and the same model, best in float32: "
+            "it computes the prompts again, and transformers is not needed.",
+            rich_help_panel=_SERVER,
+        ),
+    ] = None,
+    spool: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="SGLANG_CAPTURE_DIR",
+            help="That server's spool; by default /dev/shm/sglang_capture.",
+            rich_help_panel=_SERVER,
+        ),
+    ] = None,
 ) -> None:
-    """Recompute a sample of captures with transformers, and tell the worst error of each kind of row.
+    """Recompute a sample of captures, with transformers or on a second server, and tell the worst error of each kind of
+    row, and where it first differs.
 
     Exits with 1 where a row is further off than its precision allows, and says what it looks like instead.
 
     Example: `sglang-capture verify captures --sample 16`
     """
+    from sglang_capture.errors import UsageError
     from sglang_capture.shards import check_dataset
     from sglang_capture.shards.manifest import MANIFEST_NAME
-    from sglang_capture.verify import verify_dataset
+    from sglang_capture.spool import DEFAULT_DIRECTORY
+    from sglang_capture.verify import verify_dataset, verify_with_server
 
+    if with_server is not None and model is not None:
+        raise UsageError(
+            "--model is what transformers loads, and --with-server asks a server instead: name one of them"
+        )
     if (path / MANIFEST_NAME).exists():
         check_dataset(path, deep=checksums)
     with progress_bar("Recomputing") as progress:
-        report = verify_dataset(
-            path,
-            model=model,
-            sample=sample,
-            seed=seed,
-            dtype=dtype,
-            device=device,
-            tolerance=tolerance,
-            trust_remote_code=trust_remote_code,
-            progress=progress,
-        )
+        if with_server is None:
+            report = verify_dataset(
+                path,
+                model=model,
+                sample=sample,
+                seed=seed,
+                dtype=dtype,
+                device=device,
+                tolerance=tolerance,
+                trust_remote_code=trust_remote_code,
+                progress=progress,
+            )
+        else:
+            report = verify_with_server(
+                path,
+                with_server,
+                spool or DEFAULT_DIRECTORY,
+                sample=sample,
+                seed=seed,
+                tolerance=tolerance,
+                progress=progress,
+            )
     if as_json:
         print_json(report)
     else:
@@ -78,6 +124,23 @@ def _print(report: VerifyReport) -> None:
             verdict,
         )
     Console().print(table)
+    for kind in report.kinds:
+        if kind.first_difference is not None:
+            say(_where(kind, kind.first_difference))
+    if report.first_difference is not None:
+        say(f"it first differs at {_place(report.first_difference)}", "wrong")
     compared = f"{plural(report.samples, 'capture')} ({plural(report.tokens, 'token')}, {report.dtype})"
-    verdict = "every kind of row is right" if report.ok else "not what transformers computes"
+    verdict = "every kind of row is right" if report.ok else "some rows are wrong"
     say(f"{compared} against {report.model} in {report.oracle_dtype}: {verdict}", "ok" if report.ok else "wrong")
+
+
+def _where(kind: KindReport, first: Difference) -> str:
+    allowed = "nearer to another state" if first.allowed is None else f"{first.allowed:.0e} is allowed"
+    return (
+        f"{kind.name}: {kind.rows_off:,} of {plural(kind.rows, 'row')} differ, first at position {first.position} of "
+        f"{first.sample_id} (error {first.error:.1e}, {allowed})"
+    )
+
+
+def _place(first: Difference) -> str:
+    return f"{first.name}, position {first.position} of {first.sample_id} (token {first.token_id})"

@@ -212,7 +212,7 @@ class Indexer:
 def _published(changes: Iterable[tuple[Change, str]]) -> set[str]:
     """The captures that file-system events tell of."""
     names = (spool.id_of(Path(path)) for change, path in changes if change is not Change.deleted)
-    return {name for name in names if name}
+    return {name for name in names if name and not spool.is_probe(name)}
 
 
 def _ids(paths: Iterable[Path]) -> dict[str, Path]:

@@ -59,6 +59,17 @@ def chunking_server(tiny_model_dir: Path) -> Iterator[CapturingServer]:
         yield running
 
 
+@pytest.fixture(scope="session")
+def bfloat16_server(tiny6_model_dir: Path) -> Iterator[CapturingServer]:
+    """The same weights as the usual server's, in the precision that people serve in."""
+    arguments = ("--dtype", "bfloat16")
+    with (
+        spool_directory() as spool,
+        CapturingServer(tiny6_model_dir, spool, *arguments, layers="0,3,5", last_hidden="both") as running,
+    ):
+        yield running
+
+
 @pytest.fixture
 def new_id() -> Callable[[], str]:
     """Capture ids that no test has used."""

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from engine.captures import CapturingServer, assert_rows_agree, relative_error, spool_directory
+from engine.captures import assert_rows_agree, relative_error
 
 pytestmark = pytest.mark.engine
 
@@ -96,6 +96,7 @@ def test_a_capture_changes_no_answer(server, draw, new_id):
     plain = server.generate(prompt, max_new_tokens=12)
     marked = server.capture(prompt, {"capture": new_id()}, max_new_tokens=12)
     assert marked["output_ids"] == plain["output_ids"]
+    assert marked["meta_info"].keys() == plain["meta_info"].keys()
 
 
 def test_long_prompts_in_chunks_side_by_side_through_61_layers(chunking_server, oracle, new_id):
@@ -113,22 +114,17 @@ def test_long_prompts_in_chunks_side_by_side_through_61_layers(chunking_server, 
     assert chunking_server.counts().captured_forwards > len(lengths)
 
 
-def test_bf16_rows_are_the_engines_own_and_near_its_float32(server, tiny6_model_dir, draw, new_id):
+def test_bf16_rows_are_the_engines_own_and_near_its_float32(server, bfloat16_server, draw, new_id):
     """bf16 keeps 8 bits: a rounding is up to 2**-9 = 0.2 % of a value, and six layers add some dozens of them."""
-    prompts = [draw(length) for length in (1, 30, 300)]
-    with (
-        spool_directory() as spool,
-        CapturingServer(tiny6_model_dir, spool, "--dtype", "bfloat16", layers="0,3,5", last_hidden="both") as rough,
-    ):
-        for prompt in prompts:
-            name = new_id()
-            rough.capture(prompt, {"capture": name})
-            server.capture(prompt, {"capture": name, "capture_last_hidden": "both"})
-            bf16, float32 = rough.dump(name), server.dump(name)
-            assert bf16.spec.dtype == "bfloat16"
-            assert bf16.hidden_states.dtype == bf16.last_hidden["last_hidden_state"].dtype
-            assert relative_error(bf16.hidden_states[:, 0], float32.hidden_states[:, 0]) < 2**-8
-            for layer in (1, 2):
-                assert relative_error(bf16.hidden_states[:, layer], float32.hidden_states[:, layer]) < 0.05
-            for key, state in bf16.last_hidden.items():
-                assert relative_error(state, float32.last_hidden[key]) < 0.05
+    for prompt in [draw(length) for length in (1, 30, 300)]:
+        name = new_id()
+        bfloat16_server.capture(prompt, {"capture": name})
+        server.capture(prompt, {"capture": name, "capture_last_hidden": "both"})
+        bf16, float32 = bfloat16_server.dump(name), server.dump(name)
+        assert bf16.spec.dtype == "bfloat16"
+        assert bf16.hidden_states.dtype == bf16.last_hidden["last_hidden_state"].dtype
+        assert relative_error(bf16.hidden_states[:, 0], float32.hidden_states[:, 0]) < 2**-8
+        for layer in (1, 2):
+            assert relative_error(bf16.hidden_states[:, layer], float32.hidden_states[:, layer]) < 0.05
+        for key, state in bf16.last_hidden.items():
+            assert relative_error(state, float32.last_hidden[key]) < 0.05

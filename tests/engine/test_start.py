@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -14,6 +15,8 @@ import pytest
 from sglang_capture_patches.contract import HOOKED
 
 from engine.captures import CapturingServer, assert_rows_agree, spool_directory
+from sglang_capture.probe import NoProbeError, Prober
+from sglang_capture.selftest import run_self_test
 from sglang_capture.spool import read_status
 
 pytestmark = pytest.mark.engine
@@ -133,7 +136,7 @@ def test_without_strict_it_starts_and_says_so(tmp_path: Path, tiny6_model_dir, n
 
 
 def test_every_prompt_is_captured_where_that_is_asked_for_and_the_secret_guards_marks(
-    tiny6_model_dir, oracle6, draw, new_id
+    tiny6_model_dir, oracle6, draw, new_id, monkeypatch
 ):
     with (
         spool_directory() as spool,
@@ -149,6 +152,14 @@ def test_every_prompt_is_captured_where_that_is_asked_for_and_the_secret_guards_
         server.capture(prompt, {"capture": bad, "capture_token": "guess"})
         assert_rows_agree(server.dump(good), oracle6, prompt)
         assert "capture_token" in server.failure(bad).reason
+        there = {path.name for path in spool.glob("*.pt")}
+        monkeypatch.setenv("SGLANG_CAPTURE_TOKEN", "s3cret")
+        findings = list(run_self_test(Prober.connect(server.url, spool), random.Random(1)))
+        assert {finding.state for finding in findings} == {"ok"}, findings
+        assert {path.name for path in spool.glob("*.pt")} == there
+        monkeypatch.delenv("SGLANG_CAPTURE_TOKEN")
+        with pytest.raises(NoProbeError, match="set SGLANG_CAPTURE_TOKEN"):
+            Prober.connect(server.url, spool)
         written = b"".join(path.read_bytes() for path in spool.glob("*.json"))
         assert b"s3cret" not in written
         assert "s3cret" not in server.log_text()

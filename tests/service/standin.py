@@ -155,7 +155,8 @@ def _handler(server: StandInServer) -> type[BaseHTTPRequestHandler]:
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            self._answer(200, {"model_path": "m", "tokenizer_path": "m", "version": "0.5.23"})
+            port = server._http.server_address[1]
+            self._answer(200, {"model_path": "m", "tokenizer_path": "m", "version": "0.5.23", "port": port})
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

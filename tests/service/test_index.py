@@ -83,6 +83,17 @@ def test_files_that_are_no_captures_are_left_alone(service: httpx.Client, spool_
     assert states(service) == {"a": "spooled"}
 
 
+def test_a_look_at_the_server_is_nobodys_capture(service: httpx.Client, spool_dir: Path) -> None:
+    put_dump(spool_dir, f"{spool.PROBE_PREFIX}1")
+    put_failure(spool_dir, f"{spool.PROBE_PREFIX}2", "spool full")
+    put_dump(spool_dir, "a")
+    until(lambda: state(service, "a") == "spooled", "the record")
+    spool.remove(spool_dir, f"{spool.PROBE_PREFIX}1")
+    put_dump(spool_dir, "b")
+    until(lambda: state(service, "b") == "spooled", "the next record")
+    assert states(service) == {"a": "spooled", "b": "spooled"}
+
+
 def test_a_dump_that_vanishes_is_recorded_as_gone(tmp_path: Path, service: httpx.Client, spool_dir: Path) -> None:
     put_dump(spool_dir, "a")
     until(lambda: state(service, "a") == "spooled", "the record")

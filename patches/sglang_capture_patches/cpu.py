@@ -43,14 +43,14 @@ SGLang's own help follows.
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Become the server: the process id stays, so whoever started this can stop the server by it."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    environment = _environment(given, os.environ)
+    environment = environment_of(given, os.environ)
     if {"-h", "--help"} & set(given):
         added = {key: value for key, value in environment.items() if os.environ.get(key) != value}
-        print(_HELP.format(arguments=" ".join(_defaults([])), environment=" ".join(map("=".join, added.items()))))
+        print(_HELP.format(arguments=" ".join(defaults_for([])), environment=" ".join(map("=".join, added.items()))))
         sys.stdout.flush()
     else:
         _refuse_where_useless()
-    command = [sys.executable, "-m", "sglang.launch_server", *given, *_defaults(given)]
+    command = [sys.executable, "-m", "sglang.launch_server", *given, *defaults_for(given)]
     os.execve(sys.executable, command, environment)
 
 
@@ -120,7 +120,7 @@ def _refuse(message: str) -> NoReturn:
     sys.exit(_USED_WRONGLY)
 
 
-def _environment(given: Sequence[str], current: Mapping[str, str]) -> dict[str, str]:
+def environment_of(given: Sequence[str], current: Mapping[str, str]) -> dict[str, str]:
     """The server's environment: what the user set, and what the CPU needs beside it."""
     defaults = {
         "SGLANG_USE_CPU_ENGINE": "1",
@@ -162,7 +162,7 @@ def _ranks(given: Sequence[str]) -> int:
     return max(ranks, 1)
 
 
-def _defaults(given: Sequence[str]) -> list[str]:
+def defaults_for(given: Sequence[str]) -> list[str]:
     """Arguments to add: what the user did not give."""
     options = {argument.split("=", 1)[0] for argument in given}
     defaults: list[tuple[str, ...]] = [

@@ -44,12 +44,12 @@ class Nursery:
     """The forking process; ends with the process that made it."""
 
     def __init__(self) -> None:
-        from sglang_capture_patches.cpu import _environment
+        from sglang_capture_patches.cpu import environment_of
 
         directory = Path(tempfile.mkdtemp(prefix="nursery-"))
         self._address = str(directory / "socket")
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("SGLANG_")}
-        environment = _environment([], {**inherited, "SGLANG_PLUGINS": "none"})
+        environment = environment_of([], {**inherited, "SGLANG_PLUGINS": "none"})
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(self._address)
             listener.listen()

@@ -109,8 +109,8 @@ class EngineServer:
             )
 
     def _fork(self, arguments: list[str]) -> psutil.Process:
-        environment = cpu._environment(arguments, self._env)
-        return nursery().fork([*arguments, *cpu._defaults(arguments)], environment, self._log)
+        environment = cpu.environment_of(arguments, self._env)
+        return nursery().fork([*arguments, *cpu.defaults_for(arguments)], environment, self._log)
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + self._start_timeout

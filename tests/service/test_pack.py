@@ -41,9 +41,12 @@ def test_packing_now_writes_a_dataset_and_frees_the_spool(
     assert Path(shard["path"]).stat().st_size == shard["bytes"]
     assert service.get("/capture/shards").json() == {"items": [shard], "next": None}
     check_dataset(tmp_path / "data" / NAME, deep=True)
-    assert sorted(CaptureDataset(tmp_path / "data" / NAME).ids) == ["a", "b"]
+    ids = CaptureDataset(tmp_path / "data" / NAME).ids
+    assert sorted(ids) == ["a", "b"]
     assert list(spool_dir.glob("*.pt")) == []
-    assert record(service, "b")["place"] == {"dump": None, "dataset": NAME, "shard": shard["file"], "sample": 1}
+    for number, name in enumerate(ids):
+        place = {"dump": None, "dataset": NAME, "shard": shard["file"], "sample": number}
+        assert record(service, name)["place"] == place
 
 
 def test_loss_masks_and_metadata_go_into_the_shard(service: httpx.Client, tmp_path: Path) -> None:

@@ -62,35 +62,6 @@ def test_each_request_of_a_batch_has_its_own_layers(server, oracle6, draw, new_i
         assert_rows_agree(dump, oracle6, prompt)
 
 
-def test_the_prefix_cache_is_passed_by_for_marked_requests_alone(server, oracle6, draw, new_id):
-    shared = draw(200)
-    first = server.generate(shared)
-    again = server.generate(shared)
-    assert first["meta_info"]["cached_tokens"] == 0
-    assert again["meta_info"]["cached_tokens"] > 150
-    for _ in range(2):
-        name = new_id()
-        answer = server.capture(shared, {"capture": name})
-        assert answer["meta_info"]["cached_tokens"] == 0
-        assert answer["output_ids"] == first["output_ids"]
-        assert_rows_agree(server.dump(name), oracle6, shared)
-    assert server.generate(shared)["meta_info"]["cached_tokens"] > 150
-
-
-def test_a_marked_and_an_unmarked_request_with_one_prefix_in_one_batch(server, oracle6, draw, new_id):
-    shared = draw(150)
-    server.generate(shared)
-    prompts = [shared + draw(10 + number) for number in range(8)]
-    names = [new_id() if number % 2 else None for number in range(8)]
-    with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda p, n: server.capture(p, {"capture": n} if n else None), prompts, names))
-    for prompt, name, answer in zip(prompts, names, answers, strict=True):
-        if name:
-            assert_rows_agree(server.dump(name), oracle6, prompt)
-        else:
-            assert answer["meta_info"]["cached_tokens"] >= 150 - 1
-
-
 def test_a_capture_changes_no_answer(server, draw, new_id):
     prompt = draw(60)
     plain = server.generate(prompt, max_new_tokens=12)

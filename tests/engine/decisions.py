@@ -1,0 +1,133 @@
+"""Run as a script: what the plugin decides, on SGLang's own classes, where no server on a CPU comes to the question.
+
+The last line printed is one JSON object. SGLang is imported once for all of it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import SimpleNamespace
+
+import torch
+from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
+from sglang.srt.managers.scheduler_components import dp_attn
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
+from sglang.srt.model_executor.model_runner import ModelRunner
+from sglang.srt.model_executor.runner.prefill_cuda_graph_runner import PrefillCudaGraphRunner
+from sglang.srt.plugins.hook_registry import HookRegistry
+from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang.srt.server_args import prepare_server_args
+from sglang_capture_patches import hooks, runtime
+from sglang_capture_patches.marked import Rules
+from sglang_capture_patches.target import CaptureStartError, check_configuration
+
+from sglang_capture.spec import CaptureSpec
+
+TOKENS = 8
+
+SPEC = CaptureSpec(
+    layers=(3,),
+    last_hidden="post",
+    hidden_size=8,
+    num_layers=6,
+    vocab_size=512,
+    dtype="float32",
+    architecture="DeepseekV3ForCausalLM",
+    model_path="/models/tiny",
+)
+
+
+def main(model_dir: str, refused: list[list[str]]) -> None:
+    HookRegistry.apply_hooks()
+    model_runner = ModelRunner.__new__(ModelRunner)
+    rules = Rules(SPEC, frozenset([3, "last_hidden_state"]), every=False, token=None)
+    runtime.install(runtime.Runtime(model_runner, None, rules, filler=None))
+    cases = {
+        "unmarked": {},
+        "marked": {"custom_params": {"capture": "a"}},
+        "refused": {"custom_params": {"capture": "a", "capture_layers": [99]}},
+        "marked, in decode": {"custom_params": {"capture": "a"}, "answer": [5]},
+    }
+    found = {"graph": {}, "vote": {}, "cached": {}}
+    for name, case in cases.items():
+        req = request(**case)
+        found["graph"][name] = graph_runner().can_run_graph(forward_batch(req, model_runner))
+        found["vote"][name] = vote(req)
+        found["cached"][name] = req._compute_max_prefix_len(TOKENS)
+    found["vote"]["no batch"] = vote(None)
+    found["configuration"] = [configuration(model_dir, flags) for flags in refused]
+    print(json.dumps(found))
+
+
+def request(custom_params: object = None, answer: list[int] | None = None) -> Req:
+    sampling = SamplingParams(max_new_tokens=4, custom_params=custom_params)
+    req = Req("rid", "", list(range(20, 20 + TOKENS)), sampling, vocab_size=512)
+    req.output_ids.extend(answer or [])
+    return req
+
+
+def graph_runner() -> PrefillCudaGraphRunner:
+    """As far as its question goes: constructing one captures graphs, which needs a GPU."""
+    runner = PrefillCudaGraphRunner.__new__(PrefillCudaGraphRunner)
+    vars(runner).update(
+        max_context_size=None,
+        max_seq_len=None,
+        enable_lora=False,
+        _is_full_backend=False,
+        prefill_backend_name="breakable",
+        has_mha_companion_layers=False,
+        _capture_chunked_prefix=False,
+        max_num_tokens=64,
+        capture_num_tokens=[TOKENS],
+        capture_hidden_mode=CaptureHiddenMode.NULL,
+    )
+    return runner
+
+
+def forward_batch(req: Req, model_runner: ModelRunner) -> ForwardBatch:
+    """A prefill of one request, through the plugin's own hook behind ``init_new``."""
+    batch = ForwardBatch(
+        forward_mode=ForwardMode.EXTEND,
+        batch_size=1,
+        input_ids=torch.arange(TOKENS),
+        req_pool_indices=torch.tensor([0]),
+        seq_lens=torch.tensor([TOKENS]),
+        out_cache_loc=torch.arange(TOKENS),
+        seq_lens_sum=TOKENS,
+    )
+    batch.extend_seq_lens_cpu, batch.extend_prefix_lens_cpu = [TOKENS], [0]
+    hook, _ = hooks.HOOKS["sglang.srt.model_executor.forward_batch_info.ForwardBatch.init_new"]
+    hook(batch, ForwardBatch, SimpleNamespace(reqs=[req]), model_runner)
+    return batch
+
+
+def vote(req: Req | None) -> bool:
+    batch = None
+    if req is not None:
+        batch = ScheduleBatch(reqs=[req])
+        batch.forward_mode = ForwardMode.EXTEND
+    return dp_attn._local_prefill_cuda_graph_vote(
+        local_batch=batch,
+        num_tokens=TOKENS,
+        prefill_graph_runner=None,
+        coordinated_prefill=True,
+        breakable_prefill=True,
+        spec_algorithm=None,
+        model_config=None,
+    )
+
+
+def configuration(model_dir: str, flags: list[str]) -> str:
+    """What is said of a server with these flags, as SGLang itself parses and resolves them."""
+    common = ["--model-path", model_dir, "--device", "cpu", "--attention-backend", "torch_native"]
+    try:
+        check_configuration(prepare_server_args([*common, *flags]))
+    except CaptureStartError as error:
+        return str(error)
+    return ""
+
+
+if __name__ == "__main__":
+    hooks.register_all()
+    main(sys.argv[1], json.loads(sys.argv[2]))

@@ -1,0 +1,83 @@
+"""Questions that never come up on a CPU, put to the plugin on SGLang's own classes: graphs, and refused arguments."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sglang_capture_patches.cpu import environment_of
+
+pytestmark = pytest.mark.engine
+
+SCRIPT = Path(__file__).with_name("decisions.py")
+
+REFUSED = {
+    "two-batch overlap": (["--enable-two-batch-overlap"], "drop --enable-two-batch-overlap"),
+    "context parallelism": (["--attn-cp-size", "2", "--tp-size", "2"], "use --attn-cp-size 1"),
+    "scattered attention input": (
+        ["--enable-attn-tp-input-scattered", "--tp-size", "2"],
+        "drop --enable-attn-tp-input-scattered",
+    ),
+    "multiplexed prefill": (["--enable-pdmux"], "drop --enable-pdmux"),
+    "pipeline stages on two machines": (
+        ["--pp-size", "2", "--nnodes", "2", "--node-rank", "0", "--dist-init-addr", "127.0.0.1:5"],
+        "use --nnodes 1",
+    ),
+}
+
+ACCEPTED = {
+    "nothing special": [],
+    "tensor and pipeline parallelism": ["--tp-size", "2", "--pp-size", "2"],
+    "DP attention": ["--tp-size", "2", "--dp-size", "2", "--enable-dp-attention"],
+}
+
+
+@pytest.fixture(scope="module")
+def decided(tiny6_model_dir: Path) -> dict:
+    flags = [*(flags for flags, _ in REFUSED.values()), *ACCEPTED.values()]
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("SGLANG_")}
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), str(tiny6_model_dir), json.dumps(flags)],
+        env=environment_of([], inherited),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_marked_prefill_leaves_its_graph_and_every_other_batch_keeps_it(decided):
+    assert decided["graph"] == {"unmarked": True, "marked": False, "refused": True, "marked, in decode": True}
+
+
+def test_a_rank_with_a_marked_prefill_votes_against_the_graph_of_all_ranks(decided):
+    assert decided["vote"] == {
+        "unmarked": True,
+        "marked": False,
+        "refused": True,
+        "marked, in decode": True,
+        "no batch": True,
+    }
+
+
+def test_a_prompt_is_kept_from_the_cache_until_it_was_captured(decided):
+    cached = decided["cached"]
+    assert cached["marked"] == 0
+    assert cached["unmarked"] == cached["refused"] > 0
+    assert cached["marked, in decode"] > 0
+
+
+@pytest.mark.parametrize("case", list(REFUSED))
+def test_a_server_that_would_give_wrong_rows_is_refused_with_the_flag_to_change(decided, case):
+    said = decided["configuration"][list(REFUSED).index(case)]
+    assert REFUSED[case][1] in said
+
+
+@pytest.mark.parametrize("case", list(ACCEPTED))
+def test_other_servers_are_not_refused(decided, case):
+    assert decided["configuration"][len(REFUSED) + list(ACCEPTED).index(case)] == ""

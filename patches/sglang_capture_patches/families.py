@@ -31,7 +31,7 @@ class Family:
 
     Attributes:
         holder: module and class of the model that holds the layers.
-        layers: the classes of its decoder layers, likewise.
+        layers: the classes of its decoder layers, likewise; others may be derived from them.
         keywords: each keyword that they take, with the first release (from the oldest supported one) that has it.
         models: what is known under this name.
         proved: SGLang's classes of whole models whose rows were compared with transformers, on the real engine.
@@ -76,7 +76,7 @@ FAMILIES = (
     ),
     Family(
         "llama.LlamaModel",
-        ("llama.LlamaDecoderLayer", "ministral3.Ministral3DecoderLayer"),
+        ("llama.LlamaDecoderLayer",),
         {PRODUCED: "0.5.22"},
         "Llama 2 and 3; Mistral, Ministral, Phi-3 and others built on them",
         proved=("LlamaForCausalLM",),
@@ -90,11 +90,7 @@ FAMILIES = (
     ),
     Family(
         "qwen3_moe.Qwen3MoeModel",
-        (
-            "qwen3_moe.Qwen3MoeDecoderLayer",
-            "interns1pro.InternS1ProTextDecoderLayer",
-            "mellum.MellumDecoderLayer",
-        ),
+        ("qwen3_moe.Qwen3MoeDecoderLayer",),
         {GATHERED: "0.5.15", PRODUCED: "0.5.21"},
         "Qwen3 (MoE); Mellum",
         proved=("Qwen3MoeForCausalLM",),

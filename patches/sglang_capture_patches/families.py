@@ -2,7 +2,8 @@
 
 A family is named by the SGLang class that holds its layers, below ``sglang.srt.models``. Tests read it against released
 wheels: each class there whose ``forward`` takes a keyword is in this table, from the release on that it says, and
-docs/models.md says the same as it does.
+docs/models.md says the same as it does. ``python -m sglang_capture_patches.families NAME…`` prints those of the names
+that were proved, for `sglang-capture doctor`.
 
 The keyword given to layer ``i`` hands over the residual stream that enters it, which is hidden-state index ``i``; the
 final norm sees the last hidden state. Where reading SGLang's source shows anything else, the family is refused.
@@ -10,6 +11,7 @@ final norm sees the last hidden state. Where reading SGLang's source shows anyth
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Literal
 
@@ -70,15 +72,15 @@ FAMILIES = (
         "deepseek_v2.DeepseekV2Model",
         ("deepseek_v2.DeepseekV2DecoderLayer",),
         {GATHERED: "0.5.15"},
-        "DeepSeek-V2, -V3, -R1, Kimi-K2, Kimi-K2.5; -V3.2, GLM-5, Kimi-VL, DeepSeek-VL2, Mistral Large 3",
+        "DeepSeek-V2, -V3, -R1, Kimi-K2, Kimi-K2.5; DeepSeek-V3.2, GLM-5, Kimi-VL, DeepSeek-VL2, Mistral Large 3",
         proved=("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "KimiK25ForConditionalGeneration"),
-        note="sparse attention (-V3.2, GLM-5) does not start on the CPU test bed",
+        note="sparse attention (DeepSeek-V3.2, GLM-5) does not start on the CPU test bed",
     ),
     Family(
         "llama.LlamaModel",
         ("llama.LlamaDecoderLayer",),
         {PRODUCED: "0.5.22"},
-        "Llama 2 and 3; Mistral, Ministral, Phi-3 and others built on them",
+        "Llama; Mistral, Ministral, Phi-3, InternLM3, TeleFLM",
         proved=("LlamaForCausalLM",),
     ),
     Family(
@@ -185,13 +187,18 @@ FAMILIES = (
         "Nanbeige (looped)",
         refused="its layers run several times for one token, so an index names several states",
     ),
-    Family("qwen2.Qwen2Model", ("qwen2.Qwen2DecoderLayer",), {PRODUCED: "0.5.22"}, "Qwen2, Qwen2.5 (dense); MiMo"),
+    Family(
+        "qwen2.Qwen2Model",
+        ("qwen2.Qwen2DecoderLayer",),
+        {PRODUCED: "0.5.22"},
+        "Qwen2, Qwen2.5 (dense), also below -VL, InternVL and others; MiMo",
+    ),
     Family("qwen2_moe.Qwen2MoeModel", ("qwen2_moe.Qwen2MoeDecoderLayer",), {GATHERED: "0.5.15"}, "Qwen2 (MoE)"),
     Family(
         "qwen3_5.Qwen3_5ForCausalLM",
         ("qwen3_5.Qwen3_5LinearDecoderLayer", "qwen3_5.Qwen3_5AttentionDecoderLayer"),
         {GATHERED: "0.5.15"},
-        "Qwen3.5, Qwen3.6 (dense and MoE)",
+        "Qwen3.5 (dense and MoE)",
         note=f"{_HYBRID}; {_FUSED_LAST}",
     ),
     Family(
@@ -229,3 +236,7 @@ def family_of(holder: type) -> tuple[Family | None, bool]:
         if family is not None:
             return family, cls is holder
     return None, False
+
+
+if __name__ == "__main__":
+    print("\n".join(name for name in sys.argv[1:] if any(name in family.proved for family in FAMILIES)))

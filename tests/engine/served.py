@@ -34,7 +34,7 @@ class Served:
 
 @contextmanager
 def serving(directory: Path, *arguments: str, sees: bool = False) -> Iterator[Served]:
-    """The model in ``directory``, in float32; nothing of what to capture is set.
+    """The model in ``directory``, in float32; what we capture is left to the defaults.
 
     Args:
         sees: it is a model for images and text.

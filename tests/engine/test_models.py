@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ OWN_CAPTURE = (
     *("--return-aux-hidden-state-layer-ids", "0", "2"),
 )
 """SGLang's own capture, as for an EAGLE-3 draft, through the same keywords of two of the layers."""
+
+DOUBT = "not among the models whose rows were compared with transformers"
 
 
 @pytest.fixture(scope="module", params=list(CONFIGS))
@@ -57,4 +60,13 @@ def own_capture(served: Served, prompt: list[int], mark: dict[str, Any] | None =
 
 
 def test_a_proved_model_starts_without_a_doubt(served: Served) -> None:
-    assert "compared with transformers" not in served.server.log_text()
+    assert DOUBT not in served.server.log_text()
+
+
+def test_one_that_is_only_expected_to_be_right_starts_with_a_warning(tmp_path: Path) -> None:
+    """Llama's layers by another name."""
+    config = make_model(tmp_path, "llama") / "config.json"
+    config.write_text(config.read_text().replace("LlamaForCausalLM", "MistralForCausalLM"))
+    with serving(tmp_path) as served:
+        assert f"MistralForCausalLM is {DOUBT}" in served.server.log_text()
+        check_defaults(served)

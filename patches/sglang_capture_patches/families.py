@@ -72,9 +72,18 @@ FAMILIES = (
         "deepseek_v2.DeepseekV2Model",
         ("deepseek_v2.DeepseekV2DecoderLayer",),
         {GATHERED: "0.5.15"},
-        "DeepSeek-V2, -V3, -R1, Kimi-K2, Kimi-K2.5; DeepSeek-V3.2, GLM-5, Kimi-VL, DeepSeek-VL2, Mistral Large 3",
-        proved=("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "KimiK25ForConditionalGeneration"),
-        note="sparse attention (DeepSeek-V3.2, GLM-5) does not start on the CPU test bed",
+        "DeepSeek-V2, -V3, -R1, -V3.2, -VL2, Kimi-K2, Kimi-K2.5, Kimi-VL, Mistral Large 3, GLM-5",
+        proved=(
+            "DeepseekV2ForCausalLM",
+            "DeepseekV3ForCausalLM",
+            "KimiK25ForConditionalGeneration",
+            "KimiVLForConditionalGeneration",
+            "MistralLarge3ForCausalLM",
+        ),
+        note=(
+            "Kimi-VL with text alone; Mistral Large 3 in bfloat16, which is all that SGLang runs it in; sparse "
+            "attention (DeepSeek-V3.2, GLM-5) does not start on the CPU test bed"
+        ),
     ),
     Family(
         "llama.LlamaModel",

@@ -34,7 +34,6 @@ class Inner:
         norm: the final norm.
         keyword: the capture keyword that all of its layers take.
         state: whether this very model was proved right, or is only expected to be.
-        note: what is known besides.
     """
 
     layers: nn.ModuleList
@@ -42,7 +41,6 @@ class Inner:
     norm: nn.Module
     keyword: str
     state: State
-    note: str
 
 
 def find_inner(model: nn.Module) -> Inner:
@@ -73,8 +71,7 @@ def _inner(holder: Any, model: str) -> Inner:
         raise UnknownModelError(f"only some layers of {type(holder).__name__} take a capture keyword")
     state: State = family.state(model) if family is not None and exact else "expected"
     held = [index for index, layer in enumerate(holder.layers) if not isinstance(layer, nn.Identity)]
-    note = family.note if family is not None else ""
-    return Inner(holder.layers, range(held[0], held[-1] + 1), norm, common[0], state, note)
+    return Inner(holder.layers, range(held[0], held[-1] + 1), norm, common[0], state)
 
 
 def _norm_name(family: Family | None) -> str:

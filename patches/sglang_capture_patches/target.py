@@ -90,15 +90,14 @@ def find_target(model: Any) -> Target:
             f"the model {name} is not supported: {error}. docs/models.md says which are. "
             "Start the server without sglang_capture in SGLANG_PLUGINS, or with SGLANG_CAPTURE_MODE=off"
         ) from error
-    doubt = "" if inner.state == "proved" else _doubt(name, inner.note)
+    doubt = "" if inner.state == "proved" else _doubt(name)
     return Target(inner.layers, inner.norm, inner.held, inner.keyword, doubt)
 
 
-def _doubt(name: str, note: str) -> str:
-    known = f" ({note})" if note else ""
+def _doubt(name: str) -> str:
     return (
         f"{name} is not among the models whose rows were compared with transformers; by SGLang's source they are "
-        f"right{known}. Compare the first captures with sglang-capture verify, and look at docs/models.md"
+        "right. Compare its first captures with sglang-capture verify (docs/models.md)"
     )
 
 

@@ -163,6 +163,12 @@ def make_kimi(directory: Path, *, layers: int = 6) -> Path:
     save_file(tensors, weights, metadata={"format": "pt"})
     index = {"metadata": {}, "weight_map": dict.fromkeys(sorted(tensors), weights.name)}
     _write_json(directory / "model.safetensors.index.json", index)
+    bring_processor(directory)
+    return directory
+
+
+def bring_processor(directory: Path) -> None:
+    """What a Kimi of either kind needs for images: a placeholder, a template that knows it, and code to cut pixels."""
     _put_placeholder_into_tokenizer(directory / "tokenizer.json")
     (directory / "chat_template.jinja").write_text(_KIMI_CHAT_TEMPLATE)
     shutil.copy(Path(__file__).with_name("kimi_processor.py"), directory / "kimi_processor.py")
@@ -174,7 +180,6 @@ def make_kimi(directory: Path, *, layers: int = 6) -> Path:
         "image_processor_type": "TinyKimiVision",
     }
     _write_json(directory / "preprocessor_config.json", processor)
-    return directory
 
 
 def _kimi_config(text: dict[str, Any]) -> dict[str, Any]:

@@ -33,16 +33,16 @@ class Served:
 
 
 @contextmanager
-def serving(directory: Path, *arguments: str, sees: bool = False) -> Iterator[Served]:
+def serving(directory: Path, *arguments: str, oracle: Oracle | None = None) -> Iterator[Served]:
     """The model in ``directory``, in float32; what we capture is left to the defaults.
 
     Args:
-        sees: it is a model for images and text.
+        oracle: what its rows are compared with; by default the same directory's.
     """
     config = json.loads((directory / "config.json").read_text())
     chunked = ("--dtype", "float32", "--chunked-prefill-size", str(CHUNK), *arguments)
     with spool_directory() as spool, CapturingServer(directory, spool, *chunked) as server:
-        yield Served(server, Oracle(directory, sees=sees), config.get("text_config", config)["num_hidden_layers"])
+        yield Served(server, oracle or Oracle(directory), config.get("text_config", config)["num_hidden_layers"])
 
 
 def check_defaults(served: Served) -> None:

@@ -14,6 +14,7 @@ from PIL import Image
 from engine.captures import assert_equals_run
 from engine.kimi_processor import pixels_of
 from engine.models import IMAGE_ID, make_kimi
+from engine.oracle import Oracle
 from engine.served import (
     CHUNK,
     Served,
@@ -32,7 +33,8 @@ MARGIN = 1e-3
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving(make_kimi(tmp_path_factory.mktemp("kimi")), "--trust-remote-code", sees=True) as served:
+    directory = make_kimi(tmp_path_factory.mktemp("kimi"))
+    with serving(directory, "--trust-remote-code", oracle=Oracle(directory, sees=True)) as served:
         yield served
 
 

@@ -106,6 +106,20 @@ FAMILIES = (
         "Qwen3 (MoE); Mellum",
         proved=("Qwen3MoeForCausalLM",),
     ),
+    Family(
+        "qwen2.Qwen2Model",
+        ("qwen2.Qwen2DecoderLayer",),
+        {PRODUCED: "0.5.22"},
+        "Qwen2, Qwen2.5 (dense), also below -VL, InternVL and others; MiMo",
+        proved=("Qwen2ForCausalLM",),
+    ),
+    Family(
+        "glm4_moe.Glm4MoeModel",
+        ("glm4_moe.Glm4MoeDecoderLayer",),
+        {PRODUCED: "0.5.21"},
+        "GLM-4.5, -4.6 (MoE)",
+        proved=("Glm4MoeForCausalLM",),
+    ),
     Family("apertus.ApertusModel", ("apertus.ApertusDecoderLayer",), {PRODUCED: "0.5.22"}, "Apertus"),
     Family("arcee.ArceeModel", ("arcee.ArceeDecoderLayer",), {PRODUCED: "0.5.22"}, "Arcee AFM"),
     Family(
@@ -130,7 +144,6 @@ FAMILIES = (
         note="index 0 is the scaled embedding, as in transformers",
     ),
     Family("glm4.Glm4Model", ("glm4.Glm4DecoderLayer",), {PRODUCED: "0.5.22"}, "GLM-4 (dense)"),
-    Family("glm4_moe.Glm4MoeModel", ("glm4_moe.Glm4MoeDecoderLayer",), {PRODUCED: "0.5.21"}, "GLM-4.5, -4.6 (MoE)"),
     Family(
         "glm4_moe_lite.Glm4MoeLiteModel",
         ("glm4_moe_lite.Glm4MoeLiteDecoderLayer",),
@@ -195,12 +208,6 @@ FAMILIES = (
         {PRODUCED: "0.5.22"},
         "Nanbeige (looped)",
         refused="its layers run several times for one token, so an index names several states",
-    ),
-    Family(
-        "qwen2.Qwen2Model",
-        ("qwen2.Qwen2DecoderLayer",),
-        {PRODUCED: "0.5.22"},
-        "Qwen2, Qwen2.5 (dense), also below -VL, InternVL and others; MiMo",
     ),
     Family("qwen2_moe.Qwen2MoeModel", ("qwen2_moe.Qwen2MoeDecoderLayer",), {GATHERED: "0.5.15"}, "Qwen2 (MoE)"),
     Family(

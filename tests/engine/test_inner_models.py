@@ -27,9 +27,7 @@ FOUND = {
     "qwen3_5": ("model", "norm", GATHERED, 4),
     "qwen3_vl": ("model", "norm", PRODUCED, 4),
     "qwen3_vl_moe": ("model", "norm", GATHERED, 4),
-    "qwen2": ("model", "norm", PRODUCED, 4),
     "gpt_oss": ("model", "norm", PRODUCED, 4),
-    "glm4_moe": ("model", "norm", PRODUCED, 4),
     "lfm2": ("model", "embedding_norm", GATHERED, 4),
     "llama4": ("language_model.model", "norm", PRODUCED, 4),
 }

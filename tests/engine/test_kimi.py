@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 
 from engine.captures import assert_equals_run
+from engine.kimi import IMAGE_ID, make_kimi
 from engine.kimi_processor import pixels_of
-from engine.models import IMAGE_ID, make_kimi
 from engine.oracle import Oracle
 from engine.served import (
     CHUNK,

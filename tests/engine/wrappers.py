@@ -11,7 +11,7 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from engine.models import IMAGE_ID, bring_processor
+from engine.kimi import IMAGE_ID, bring_processor
 from sglang_capture.tiny_tokenizer import BOS, EOS, PAD
 
 _VISION = {

@@ -61,7 +61,8 @@ class Oracle:
         self.hidden_size: int = config.hidden_size
         embeddings = model.get_input_embeddings().weight
         self.vocab_size: int = embeddings.shape[0]
-        self.placeholders = {getattr(model.config, name, None) for name in _PLACEHOLDERS} - {None}
+        named = (getattr(model.config, name, None) for name in _PLACEHOLDERS)
+        self.placeholders: set[int] = {number for number in named if number is not None}
         self._device: torch.device = embeddings.device
         self.dtype = str(embeddings.dtype).removeprefix("torch.")
 

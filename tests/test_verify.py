@@ -281,7 +281,7 @@ def test_captures_with_images_are_passed_by(model: Any) -> None:
     seeing.input_ids[3] = absent
     model.config.media_placeholder_token_id = absent
     try:
-        oracle = Oracle(model)
+        oracle = TransformersReference(Oracle(model))
         report = verify_dumps([seeing, plain], oracle)
         assert (report.ok, report.samples, report.with_media) == (True, 1, 1)
         with pytest.raises(VerifyError, match="all 1 captures taken were made with images"):

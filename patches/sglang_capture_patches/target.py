@@ -97,7 +97,8 @@ def find_target(model: Any) -> Target:
 def _doubt(name: str) -> str:
     return (
         f"{name} is not among the models whose rows were compared with transformers; by SGLang's source they are "
-        "right. Compare its first captures with sglang-capture verify (docs/models.md)"
+        "right. Try it out with sglang-capture doctor --server, and compare its first captures with sglang-capture "
+        "verify (docs/models.md)"
     )
 
 

@@ -16,6 +16,16 @@ import torch
 from sglang_capture.errors import CaptureError
 from sglang_capture.spec import DTYPES
 
+_PLACEHOLDERS = (
+    "image_token_id",
+    "image_token_index",
+    "media_placeholder_token_id",
+    "video_token_id",
+    "audio_token_id",
+    "audio_token_index",
+)
+"""How configs name the ids that stand where an image, a video or sound was."""
+
 
 class OracleError(CaptureError):
     """A model that cannot be loaded, or whose states cannot be told."""
@@ -51,6 +61,8 @@ class Oracle:
         self.hidden_size: int = config.hidden_size
         embeddings = model.get_input_embeddings().weight
         self.vocab_size: int = embeddings.shape[0]
+        named = (getattr(model.config, name, None) for name in _PLACEHOLDERS)
+        self.placeholders: set[int] = {number for number in named if number is not None}
         self._device: torch.device = embeddings.device
         self.dtype = str(embeddings.dtype).removeprefix("torch.")
 

@@ -22,10 +22,12 @@ class Reference(Protocol):
     Attributes:
         name: what it is, as in "compared with …".
         dtype: in which it computes.
+        placeholders: the ids that stand where an image or sound was, as far as they are known.
     """
 
     name: str
     dtype: str
+    placeholders: set[int]
 
     def check(self, spec: CaptureSpec) -> None:
         """Raise :class:`CaptureError` if captures of ``spec`` are of another model."""
@@ -40,6 +42,7 @@ class TransformersReference:
     def __init__(self, oracle: Oracle, name: str = "") -> None:
         self.name = name
         self.dtype = oracle.dtype
+        self.placeholders = oracle.placeholders
         self._oracle = oracle
 
     def check(self, spec: CaptureSpec) -> None:
@@ -63,6 +66,7 @@ class ServerReference:
     def __init__(self, prober: Prober) -> None:
         self.name = f"the server at {prober.url}"
         self.dtype = prober.spec.dtype
+        self.placeholders: set[int] = set()  # a server does not say
         self._prober = prober
 
     def check(self, spec: CaptureSpec) -> None:

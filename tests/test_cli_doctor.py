@@ -32,7 +32,11 @@ def _no_sglang_import(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def hooks_say(monkeypatch: pytest.MonkeyPatch, stdout: str, stderr: str = "") -> None:
-    def answer(command: list[str], **_options: Any) -> subprocess.CompletedProcess[str]:
+    run = subprocess.run
+
+    def answer(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        if _checks._HOOKS_MODULE not in command:
+            return run(command, **options)
         return subprocess.CompletedProcess(command, 0, stdout, stderr)
 
     monkeypatch.setattr(_checks.subprocess, "run", answer)
@@ -250,6 +254,16 @@ def test_a_model_is_described(tmp_path: Path) -> None:
     found = doctor(tmp_path / "spool", "--model", str(tmp_path / "model"))[1]["model"].found
     assert "DeepseekV3ForCausalLM, 8 layers of hidden size 32" in found and "3, 5, 6" in found
     assert doctor(tmp_path / "spool", "--model", str(tmp_path))[0] == 1
+
+
+def test_a_model_that_was_not_compared_is_told_from_one_that_was(tmp_path: Path) -> None:
+    make_tiny_model(tmp_path / "model", layers=8, hidden=32)
+    assert doctor(tmp_path / "spool", "--model", str(tmp_path / "model"))[1]["model"].state == "ok"
+    config = tmp_path / "model" / "config.json"
+    config.write_text(config.read_text().replace("DeepseekV3ForCausalLM", "NanbeigeForCausalLM"))
+    code, checks = doctor(tmp_path / "spool", "--model", str(tmp_path / "model"))
+    assert (code, checks["model"].state) == (0, "warn")
+    assert "docs/models.md" in checks["model"].advice
 
 
 def test_for_people_each_finding_is_one_marked_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -186,6 +186,16 @@ def test_a_directory_without_a_config_is_named(tmp_path: Path) -> None:
         read_spec(str(tmp_path), None, None)
 
 
+@pytest.mark.parametrize("nesting", [("language_config",), ("thinker_config", "text_config"), ("llm_config",)])
+def test_the_language_model_is_found_however_deep_it_is_written(tmp_path: Path, nesting: tuple[str, ...]) -> None:
+    config: dict[str, Any] = {**KIMI["text_config"]}  # type: ignore[dict-item]
+    for name in reversed(nesting):
+        config = {"architectures": ["Seeing"], name: config}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    spec = read_spec(str(tmp_path), None, None)
+    assert (spec.architecture, spec.num_layers, spec.hidden_size) == ("Seeing", 61, 7168)
+
+
 @pytest.mark.parametrize("written", [{"dtype": "float16"}, {"torch_dtype": "float16"}])
 def test_the_dtype_is_read_however_it_is_written(kimi: Path, written: dict[str, str]) -> None:
     config = {**KIMI, "text_config": {**KIMI["text_config"], "torch_dtype": None}, **written}  # type: ignore[dict-item]

@@ -28,6 +28,14 @@ def test_defaults_are_three_different_indices_that_the_model_has(num_layers):
     check_layers(layers, num_layers)
 
 
+@pytest.mark.parametrize(
+    ("num_layers", "layers"),
+    [(3, (0, 1, 2)), (4, (1, 2, 3)), (5, (2, 3, 4)), (6, (3, 4, 5)), (7, (3, 4, 5)), (8, (3, 5, 6))],
+)
+def test_the_default_of_a_shallow_model(num_layers, layers):
+    assert default_layers(num_layers) == layers
+
+
 @pytest.mark.parametrize("num_layers", [1, 2])
 def test_a_model_too_shallow_for_a_default_says_what_to_set(num_layers):
     with pytest.raises(LayerError, match="SGLANG_CAPTURE_LAYERS"):

@@ -274,6 +274,22 @@ def test_a_model_that_cannot_be_loaded_is_named(dataset: Path, tmp_path: Path) -
         verify_dataset(dataset, model=str(tmp_path / "no-model"))
 
 
+def test_captures_with_images_are_passed_by(model: Any) -> None:
+    """Their pixels are not in a dump, so nothing could be said of them but a false alarm."""
+    plain, seeing = capture(model, "plain", tokens=9), capture(model, "seeing", tokens=11)
+    absent = next(token for token in range(VOCABULARY) if token not in plain.input_ids)
+    seeing.input_ids[3] = absent
+    model.config.media_placeholder_token_id = absent
+    try:
+        oracle = TransformersReference(Oracle(model))
+        report = verify_dumps([seeing, plain], oracle)
+        assert (report.ok, report.samples, report.with_media) == (True, 1, 1)
+        with pytest.raises(VerifyError, match="all 1 captures taken were made with images"):
+            verify_dumps([seeing], oracle)
+    finally:
+        del model.config.media_placeholder_token_id
+
+
 def test_the_final_norm_is_found_in_other_families() -> None:
     gpt2 = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=9))
     assert find_final_norm(gpt2) is gpt2.transformer.ln_f

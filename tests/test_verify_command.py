@@ -30,6 +30,7 @@ class KnownStates:
     """An oracle that knows the rows of one dataset."""
 
     num_layers, hidden_size, dtype = SPEC.num_layers, SPEC.hidden_size, "bfloat16"
+    placeholders: frozenset[int] = frozenset()
 
     def __init__(self, dataset: Path) -> None:
         self._samples = {tuple(sample["input_ids"].tolist()): sample for sample in CaptureDataset(dataset)}

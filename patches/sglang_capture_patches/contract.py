@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 OLDEST = "0.5.15"
-"""Older releases capture wrong values under all-reduce fusion, or lack the layer's capture keyword."""
+"""Older releases capture wrong values under all-reduce fusion, or lack the layers' capture keyword."""
 
 NEWEST_TESTED = "0.5.23"
 
@@ -113,19 +113,9 @@ FIELDS: dict[str, tuple[str, ...]] = {
         "device",
         "dtype",
     ),
+    "sglang.srt.configs.model_config.ModelConfig": ("hf_config", "hf_text_config"),
 }
 """Fields that we read, by class: assigned to ``self``, or declared in the class."""
-
-MODEL_FIELDS = {
-    "sglang.srt.models.deepseek_v2.DeepseekV2Model": ("layers", "norm", "config", "start_layer", "end_layer")
-}
-"""The same, of the target's own module."""
-
-LAYER_KEYWORD = "captured_last_layer_outputs"
-"""SGLang's own capture keyword on a decoder layer: what it gets is the residual stream entering the layer, complete."""
-
-MODEL_NEEDS = (Need("sglang.srt.models.deepseek_v2.DeepseekV2DecoderLayer.forward", keywords=(LAYER_KEYWORD,)),)
-
 
 REFUSED: tuple[tuple[str, tuple[object, ...], str], ...] = (
     (
@@ -140,11 +130,19 @@ REFUSED: tuple[tuple[str, tuple[object, ...], str], ...] = (
         (None, False),
         "scattered attention input leaves rows on other ranks: drop --enable-attn-tp-input-scattered",
     ),
+    (
+        "enable_layernorm_sp",
+        (None, False),
+        "sequence parallelism leaves rows on other ranks: drop --enable-layernorm-sp",
+    ),
 )
 """Server arguments, the values that can be captured with, and what to say of any other.
 
 That SGLang still has each of them is tested; a name that is gone would refuse nothing.
 """
+
+ARGUMENT_SINCE = {"enable_layernorm_sp": "0.5.19"}
+"""The first release of an argument that the oldest one lacks."""
 
 
 def release(version: str) -> tuple[int, ...]:
@@ -189,9 +187,9 @@ class Source:
 
     def faults(self, version: str) -> Iterator[str]:
         """All of the contract that this source does not hold."""
-        for need in needed((*HOOKED, *READ, *MODEL_NEEDS), version):
+        for need in needed((*HOOKED, *READ), version):
             yield from self._need_faults(need)
-        yield from self.field_faults({**FIELDS, **MODEL_FIELDS})
+        yield from self.field_faults(FIELDS)
 
     def field_faults(self, fields: dict[str, tuple[str, ...]]) -> Iterator[str]:
         """The fields that their classes do not have."""

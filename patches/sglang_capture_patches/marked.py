@@ -93,7 +93,7 @@ def _decide(req: Any, custom: object, rules: Rules) -> Decision:
                 return None
             mark = Mark()
         asked = _spec_for(mark, rules.spec)
-        _check_request(req)
+        _check_request(req, rules.spec.vocab_size)
     except (MarkError, LayerError) as error:
         return Refused(refused_id(custom, rid), rid, str(error))
     keys: frozenset[int | str] = frozenset([*asked.layers, *asked.last_hidden_keys])
@@ -106,7 +106,7 @@ def _spec_for(mark: Mark, spec: CaptureSpec) -> CaptureSpec:
     return spec.model_copy(update={"layers": layers, "last_hidden": mark.last_hidden or spec.last_hidden})
 
 
-def _check_request(req: Any) -> None:
+def _check_request(req: Any, vocab_size: int) -> None:
     """Refuse what would give rows that are not this model's rows of these ids."""
     if req.session is not None:
         raise MarkError("requests of a session cannot be captured: their history is not computed again")
@@ -114,8 +114,12 @@ def _check_request(req: Any) -> None:
         raise MarkError("requests with a LoRA adapter cannot be captured: the rows would not be the base model's")
     if req.input_embeds is not None:
         raise MarkError("requests with input_embeds cannot be captured: their rows belong to no token ids")
-    if req.multimodal_inputs is not None and len(req.origin_input_ids_unpadded) != len(req.origin_input_ids):
-        raise MarkError("this model's image tokens are expanded inside the engine: no vocabulary id for each row")
+    if req.multimodal_inputs is not None:
+        ids = req.origin_input_ids_unpadded
+        if len(ids) != len(req.origin_input_ids):
+            raise MarkError("this model's image tokens are expanded inside the engine: no vocabulary id for each row")
+        if max(ids, default=0) >= vocab_size:
+            raise MarkError(f"a placeholder for images or sound is no vocabulary id: {max(ids)} of {vocab_size}")
 
 
 def vocabulary_ids(req: Any) -> torch.Tensor:

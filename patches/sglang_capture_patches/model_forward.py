@@ -1,10 +1,10 @@
 """Around ``ModelRunner.forward``: taps in the decoder layers and the final norm, for a marked forward only.
 
-SGLang's decoder layers take ``captured_last_layer_outputs``: an object whose ``capture`` they call with the residual
-stream entering the layer, after whatever all-reduce, finalize or gather was still owed to it. That is hidden-state
-index ``i`` at layer ``i``, complete on every rank. For a forward with a plan a pre-hook puts a :class:`Tap` there (in
-front of the server's own, if it has one); the final norm's outputs are the last hidden state after and before the norm.
-All hooks are gone when the forward ends, so a forward without a plan runs exactly as it would without us.
+SGLang's decoder layers take one or both of two keywords (:mod:`.families`): an object whose ``capture`` they call, or a
+function, with the residual stream entering the layer, after whatever all-reduce or finalize was still owed to it. That
+is hidden-state index ``i`` at layer ``i``. For a forward with a plan a pre-hook puts a :class:`Tap` there (in front of
+the server's own, if it has one); the final norm's outputs are the last hidden state after and before the norm. All
+hooks are gone when the forward ends, so a forward without a plan runs exactly as it would without us.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 
 from sglang_capture.spec import LAST_HIDDEN_KEYS
 from sglang_capture_patches.batch_plan import Plan, plan_of
-from sglang_capture_patches.contract import LAYER_KEYWORD
+from sglang_capture_patches.families import PRODUCED
 
 logger = logging.getLogger(__name__)
 
@@ -87,9 +87,22 @@ def _layer_hook(plan: Plan, index: int) -> Callable[..., Any]:
         def take(hidden: torch.Tensor) -> None:
             _guarded(plan, lambda: plan.take(index, hidden))
 
-        return args, {**kwargs, LAYER_KEYWORD: Tap(take, kwargs.get(LAYER_KEYWORD))}
+        own = kwargs.get(keyword)
+        return args, {**kwargs, keyword: _tapped(take, own) if keyword == PRODUCED else Tap(take, own)}
 
+    keyword = plan.runtime.target.keyword
     return hook
+
+
+def _tapped(take: Callable[[torch.Tensor], None], own: Callable[..., None] | None) -> Callable[..., None]:
+    """The same as a :class:`Tap`, where SGLang takes a function."""
+
+    def capture(hidden: torch.Tensor, *, owned: bool = False) -> None:
+        take(hidden)
+        if own is not None:
+            own(hidden, owned=owned)
+
+    return capture
 
 
 def _norm_hook(plan: Plan) -> Callable[..., None]:

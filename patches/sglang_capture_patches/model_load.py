@@ -106,6 +106,8 @@ def _start(model_runner: Any, settings: PluginSettings, status: StatusWriter) ->
         status.write()
     runtime.install(status.runtime)
     _announce(spec, settings, rank, status.quota)
+    if rank.writer and target.doubt:
+        logger.warning("sglang-capture: %s", target.doubt)
 
 
 @contextmanager

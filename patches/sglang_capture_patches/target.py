@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib import metadata
@@ -17,11 +16,8 @@ from sglang_capture.layers import check_layers, default_layers, parse_layers
 from sglang_capture.settings import PluginSettings
 from sglang_capture.spec import LAST_HIDDEN_KEYS, CaptureSpec
 from sglang_capture.weights import weights_digest
-from sglang_capture_patches.contract import DP_RANK_AT, LAYER_KEYWORD, REFUSED, VOTE_SINCE, newest, release
-
-SUPPORTED = "DeepSeek-V2 and -V3 and the models that hold one (Kimi-K2.5)"
-
-_FAMILY = ("sglang.srt.models.deepseek_v2", "DeepseekV2Model")
+from sglang_capture_patches.contract import DP_RANK_AT, REFUSED, VOTE_SINCE, newest, release
+from sglang_capture_patches.search import UnknownModelError, find_inner
 
 
 class CaptureStartError(RuntimeError):
@@ -35,14 +31,16 @@ class Target:
     Attributes:
         layers: the decoder layers; a module list of ``num_layers``.
         norm: the final norm.
-        config: the text model's Hugging Face config.
         held: the layers that this process computes; with pipeline stages a part of them.
+        keyword: the capture keyword that the layers take.
+        doubt: what to say at the start of a model that was not proved; empty for one that was.
     """
 
     layers: Any
     norm: Any
-    config: Any
     held: range
+    keyword: str
+    doubt: str
 
     @property
     def keys(self) -> frozenset[int | str]:
@@ -79,22 +77,28 @@ class Rank:
 
 
 def find_target(model: Any) -> Target:
-    """The DeepSeek-V2 model in ``model``, itself or wrapped.
+    """The decoder layers and the final norm of ``model``, in it or in a model that it wraps.
 
     Raises:
-        CaptureStartError: there is none, or its layers lack SGLang's capture keyword.
+        CaptureStartError: there is nothing in it that can be tapped, or its rows would not be what they are called.
     """
-    for module in model.modules():
-        if any((cls.__module__, cls.__name__) == _FAMILY for cls in type(module).__mro__):
-            keywords = inspect.signature(type(module.layers[module.start_layer]).forward).parameters
-            if LAYER_KEYWORD not in keywords:
-                raise CaptureStartError(
-                    f"{type(module.layers[module.start_layer]).__name__}.forward does not take {LAYER_KEYWORD}"
-                )
-            return Target(module.layers, module.norm, module.config, range(module.start_layer, module.end_layer))
-    raise CaptureStartError(
-        f"the model {type(model).__name__} is not supported; supported are {SUPPORTED}. "
-        "Start the server without sglang_capture in SGLANG_PLUGINS, or with SGLANG_CAPTURE_MODE=off"
+    name = type(model).__name__
+    try:
+        inner = find_inner(model)
+    except UnknownModelError as error:
+        raise CaptureStartError(
+            f"the model {name} is not supported: {error}. docs/models.md says which are. "
+            "Start the server without sglang_capture in SGLANG_PLUGINS, or with SGLANG_CAPTURE_MODE=off"
+        ) from error
+    doubt = "" if inner.state == "proved" else _doubt(name)
+    return Target(inner.layers, inner.norm, inner.held, inner.keyword, doubt)
+
+
+def _doubt(name: str) -> str:
+    return (
+        f"{name} is not among the models whose rows were compared with transformers; by SGLang's source they are "
+        "right. Try it out with sglang-capture doctor --server, and compare its first captures with sglang-capture "
+        "verify (docs/models.md)"
     )
 
 
@@ -104,7 +108,7 @@ def check_configuration(args: Any) -> None:
     Raises:
         CaptureStartError: names each flag that must change.
     """
-    faults = [message for field, usable, message in REFUSED if getattr(args, field) not in usable]
+    faults = [message for field, usable, message in REFUSED if getattr(args, field, None) not in usable]
     if release(metadata.version("sglang")) < release(VOTE_SINCE) and _graphs_under_dp_attention(args):
         faults.append(
             f"before SGLang {VOTE_SINCE} the ranks of DP attention cannot agree to run a marked prefill without its "
@@ -126,10 +130,15 @@ def build_spec(model_runner: Any, target: Target, settings: PluginSettings) -> C
     """What a capture of this server holds by default.
 
     Raises:
+        CaptureStartError: the config has another number of layers than the model.
         LayerError: the layers set are not this model's.
     """
-    args, config = model_runner.server_args, target.config
-    num_layers = int(config.num_hidden_layers)
+    args, config = model_runner.server_args, model_runner.model_config.hf_text_config
+    num_layers = len(target.layers)
+    if num_layers != int(config.num_hidden_layers):
+        raise CaptureStartError(
+            f"the model has {num_layers} decoder layers, and its config says {config.num_hidden_layers}"
+        )
     layers = parse_layers(settings.layers) if settings.layers else default_layers(num_layers)
     check_layers(layers, num_layers)
     architectures = getattr(model_runner.model_config.hf_config, "architectures", None) or [""]

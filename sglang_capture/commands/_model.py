@@ -20,9 +20,7 @@ def read_spec(model: str, layers: str | None, last_hidden: str | None) -> Captur
         LayerError: the model does not have these layers.
     """
     config = read_config(model)
-    shape = (
-        config.get("text_config") or config
-    )  # a model that also sees keeps its language model's shape one level down
+    shape = _language_model(config)
     try:
         count = int(shape["num_hidden_layers"])
         return CaptureSpec(
@@ -37,6 +35,14 @@ def read_spec(model: str, layers: str | None, last_hidden: str | None) -> Captur
         )
     except KeyError as error:
         raise UsageError(f"the config of {model} says nothing of {error}: is it a language model?") from None
+
+
+def _language_model(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A model that also sees or hears keeps its language model's shape a level down or two."""
+    for name in ("thinker_config", "llm_config", "language_config", "text_config"):
+        if isinstance(config.get(name), Mapping):
+            return _language_model(config[name])
+    return config
 
 
 def chosen_layers(text: str | None, count: int) -> tuple[int, ...] | None:

@@ -124,6 +124,8 @@ def _print(report: VerifyReport) -> None:
             verdict,
         )
     Console().print(table)
+    if report.with_media:
+        say(f"passed by {plural(report.with_media, 'capture')} with images or sound: they cannot be recomputed", "warn")
     for kind in report.kinds:
         if kind.first_difference is not None:
             say(_where(kind, kind.first_difference))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,17 +36,22 @@ class _Seen:
 
 
 class Oracle:
-    """A model directory, loaded once; the last prompts' runs are kept, since tests ask several things of one."""
+    """A model directory, loaded once; the last prompts' runs are kept, since tests ask several things of one.
+
+    Args:
+        sees: it is a model for images and text.
+    """
 
     _KEPT = 8
 
-    def __init__(self, model_dir: Path | str) -> None:
-        from transformers import AutoModelForCausalLM
+    def __init__(self, model_dir: Path | str, *, sees: bool = False) -> None:
+        from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-        self._model: Any = AutoModelForCausalLM.from_pretrained(
+        loader = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+        self._model: Any = loader.from_pretrained(
             model_dir, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
         ).eval()
-        self.vocab_size: int = self._model.config.vocab_size
+        self.vocab_size: int = self._model.config.get_text_config().vocab_size
         self._runs: dict[tuple[int, ...], Run] = {}
 
     def run(self, input_ids: Sequence[int]) -> Run:
@@ -56,6 +61,10 @@ class Oracle:
                 self._runs.pop(next(iter(self._runs)))
             self._runs[key] = self._forward(key)
         return self._runs[key]
+
+    def run_with(self, input_ids: Sequence[int], images: Mapping[str, Tensor]) -> Run:
+        """The same for a prompt with images, in the form in which the model takes them."""
+        return self._forward(tuple(input_ids), images)
 
     def hidden_states(self, input_ids: Sequence[int]) -> list[Tensor]:
         return self.run(input_ids).hidden_states
@@ -77,9 +86,9 @@ class Oracle:
                 return drawn
         raise RuntimeError(f"20 random prompts of {length} tokens, and none with a router margin of {min_margin}")
 
-    def _forward(self, input_ids: tuple[int, ...]) -> Run:
+    def _forward(self, input_ids: tuple[int, ...], images: Mapping[str, Tensor] | None = None) -> Run:
         with _one_thread(), torch.no_grad(), self._watching() as seen:
-            out = self._model(torch.tensor([input_ids]), output_hidden_states=True, use_cache=False)
+            out = self._model(torch.tensor([input_ids]), output_hidden_states=True, use_cache=False, **(images or {}))
         if seen.prenorm is None:
             raise RuntimeError("the final norm was never called")
         return Run(
@@ -99,9 +108,9 @@ class Oracle:
         def at_router(router: nn.Module, args: tuple[Tensor, ...]) -> None:
             seen.margins.append(_margin(router, args[0]))
 
-        handles = [self._model.model.norm.register_forward_pre_hook(at_norm)]
+        handles = [self._model.get_decoder().norm.register_forward_pre_hook(at_norm)]
         for module in self._model.modules():
-            if hasattr(module, "e_score_correction_bias"):
+            if hasattr(module, "top_k") and hasattr(module, "weight"):
                 handles.append(module.register_forward_pre_hook(at_router))
         try:
             yield seen
@@ -111,14 +120,15 @@ class Oracle:
 
 
 def _margin(router: Any, hidden_states: Tensor) -> float:
-    """The smallest gap, over the tokens, between what a DeepSeek-V3 router chooses and the next it does not.
+    """The smallest gap, over the tokens, between what a router chooses and the next it does not.
 
-    Worked out here a second time, from the router's weights: group by the sum of its two best experts, then experts
-    within the groups chosen.
+    Worked out here a second time, from the router's weights. Most choose by a softmax, which keeps the order of the
+    logits; DeepSeek-V3 chooses groups by the sum of their two best experts, then experts within the groups chosen.
     """
-    flat = hidden_states.reshape(-1, hidden_states.shape[-1])
-    scores = (flat @ router.weight.T).sigmoid() + router.e_score_correction_bias
-    grouped = scores.view(len(scores), router.num_group, -1)
+    logits = hidden_states.reshape(-1, hidden_states.shape[-1]) @ router.weight.T
+    if not hasattr(router, "e_score_correction_bias"):
+        return _gap(logits, router.top_k)
+    grouped = (logits.sigmoid() + router.e_score_correction_bias).view(len(logits), router.num_group, -1)
     group_scores = grouped.topk(2, dim=-1).values.sum(-1)
     gaps = []
     if router.topk_group < router.num_group:

@@ -125,13 +125,13 @@ def test_a_server_that_could_not_capture_does_not_start(tiny6_model_dir):
 
 
 def test_without_strict_it_starts_and_says_so(tmp_path: Path, tiny6_model_dir, new_id):
-    llama = _tiny_llama(tmp_path / "llama", tiny6_model_dir)
-    with spool_directory() as spool, CapturingServer(llama, spool, "--dtype", "float32", strict="0") as server:
+    olmo = _tiny_olmo(tmp_path / "olmo", tiny6_model_dir)
+    with spool_directory() as spool, CapturingServer(olmo, spool, "--dtype", "float32", strict="0") as server:
         server.assert_serving()
         status = read_status(spool)
         assert status is not None
         assert status.state == "refused"
-        assert "LlamaForCausalLM is not supported; supported are DeepSeek" in status.problem
+        assert "Olmo2ForCausalLM is not supported: no decoder layers in it take" in status.problem
         assert status.alive
 
 
@@ -165,11 +165,11 @@ def test_every_prompt_is_captured_where_that_is_asked_for_and_the_secret_guards_
         assert "s3cret" not in server.log_text()
 
 
-def _tiny_llama(directory: Path, tokenizer: Path) -> Path:
-    """A random Llama of two layers, with the tiny model's tokenizer."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+def _tiny_olmo(directory: Path, tokenizer: Path) -> Path:
+    """A random OLMo of two layers, with the tiny model's tokenizer: its layers have no capture keyword."""
+    from transformers import Olmo2Config, Olmo2ForCausalLM
 
-    config = LlamaConfig(
+    config = Olmo2Config(
         hidden_size=64,
         intermediate_size=128,
         num_hidden_layers=2,
@@ -178,7 +178,7 @@ def _tiny_llama(directory: Path, tokenizer: Path) -> Path:
         vocab_size=512,
         max_position_embeddings=1024,
     )
-    LlamaForCausalLM(config).save_pretrained(directory)
+    Olmo2ForCausalLM(config).save_pretrained(directory)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(tokenizer / name, directory / name)
     return directory

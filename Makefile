@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-fast check bench lock clean
+.PHONY: demo test test-fast test-versions check bench lock clean
 
 demo: $(READY)  ## the main job, end to end, on the real engine
 	$(BIN)/sglang-capture demo
@@ -13,6 +13,9 @@ test: $(READY)  ## all tests, those on the real engine included
 
 test-fast: $(READY)  ## the tests that need no engine
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not engine"
+
+test-versions: $(READY)  ## the tests of rows on older releases of SGLang; RELEASES="0.5.20 0.5.22" for some of them
+	$(BIN)/python tests/engine/run_versions.py $(RELEASES)
 
 check: $(READY)  ## style, types, import rules
 	$(BIN)/ruff check .

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from types import SimpleNamespace
+from unittest import mock
 
 import torch
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
@@ -18,8 +19,8 @@ from sglang.srt.model_executor.runner.prefill_cuda_graph_runner import PrefillCu
 from sglang.srt.plugins.hook_registry import HookRegistry
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import prepare_server_args
-from sglang_capture_patches import hooks, runtime
-from sglang_capture_patches.marked import Rules
+from sglang_capture_patches import hooks, runtime, target
+from sglang_capture_patches.marked import Refused, Rules, decide
 from sglang_capture_patches.target import CaptureStartError, check_configuration
 
 from sglang_capture.spec import CaptureSpec
@@ -56,8 +57,49 @@ def main(model_dir: str, refused: list[list[str]]) -> None:
         found["vote"][name] = vote(req)
         found["cached"][name] = req._compute_max_prefix_len(TOKENS)
     found["vote"]["no batch"] = vote(None)
+    found["request"] = {name: refusal(rules, **case) for name, case in OTHER_ROWS.items()}
+    found["graphs before the vote"] = before_the_vote(model_dir)
     found["configuration"] = [configuration(model_dir, flags) for flags in refused]
     print(json.dumps(found))
+
+
+OTHER_ROWS = {
+    "a session's": {"session": "a session"},
+    "with a LoRA adapter": {"lora_id": "an adapter"},
+    "with embeddings": {"input_embeds": [[0.0] * 8] * TOKENS},
+    "plain": {},
+}
+"""What a request may have by which its rows would not be this model's rows of these ids."""
+
+
+def refusal(rules: Rules, **fields: object) -> str:
+    req = request(custom_params={"capture": "a"})
+    for name, value in fields.items():
+        setattr(req, name, value)
+    decision = decide(req, rules)
+    return decision.reason if isinstance(decision, Refused) else ""
+
+
+class Changed:
+    """SGLang's arguments, which cannot be set, with a few others."""
+
+    def __init__(self, args: object, **changes: object) -> None:
+        self._args, self._changes = args, changes
+
+    def __getattr__(self, name: str) -> object:
+        return self._changes[name] if name in self._changes else getattr(self._args, name)
+
+
+def before_the_vote(model_dir: str) -> dict[str, str]:
+    """What is said of DP attention on CUDA, by releases and by whether prefills have graphs."""
+    common = ["--model-path", model_dir, "--device", "cpu", "--attention-backend", "torch_native"]
+    args = prepare_server_args([*common, "--tp-size", "2", "--dp-size", "2", "--enable-dp-attention"])
+    said = {}
+    for version, graphs in (("0.5.18", True), ("0.5.18", False), ("0.5.19", True)):
+        on_cuda = Changed(args, device="cuda", disable_prefill_cuda_graph=not graphs)
+        with mock.patch.object(target.metadata, "version", lambda _, version=version: version):
+            said[f"{version}, {'with' if graphs else 'without'} graphs"] = checked(on_cuda)
+    return said
 
 
 def request(custom_params: object = None, answer: list[int] | None = None) -> Req:
@@ -121,8 +163,12 @@ def vote(req: Req | None) -> bool:
 def configuration(model_dir: str, flags: list[str]) -> str:
     """What is said of a server with these flags, as SGLang itself parses and resolves them."""
     common = ["--model-path", model_dir, "--device", "cpu", "--attention-backend", "torch_native"]
+    return checked(prepare_server_args([*common, *flags]))
+
+
+def checked(args: object) -> str:
     try:
-        check_configuration(prepare_server_args([*common, *flags]))
+        check_configuration(args)
     except CaptureStartError as error:
         return str(error)
     return ""

@@ -40,6 +40,15 @@ MODULES = (
 )
 
 
+def outer_environment() -> dict[str, str]:
+    """The tests' own environment without what is meant for SGLang; an older SGLang in front, if one is to be tested."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("SGLANG_")}
+    if "SGLANG_UNDER_TEST" in os.environ:
+        paths = [os.environ["SGLANG_UNDER_TEST"], *filter(None, [kept.get("PYTHONPATH")])]
+        kept["PYTHONPATH"] = os.pathsep.join(paths)
+    return kept
+
+
 class Nursery:
     """The forking process; ends with the process that made it."""
 
@@ -48,8 +57,7 @@ class Nursery:
 
         directory = Path(tempfile.mkdtemp(prefix="nursery-"))
         self._address = str(directory / "socket")
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("SGLANG_")}
-        environment = environment_of([], {**inherited, "SGLANG_PLUGINS": "none"})
+        environment = environment_of([], {**outer_environment(), "SGLANG_PLUGINS": "none"})
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(self._address)
             listener.listen()

@@ -23,7 +23,7 @@ import httpx
 import psutil
 from sglang_capture_patches import cpu
 
-from engine.nursery import Nursery
+from engine.nursery import Nursery, outer_environment
 
 CPU_PLUGIN = "sglang_capture_cpu"
 _ANSWER_TIMEOUT = 600
@@ -53,8 +53,7 @@ class EngineServer:
     ) -> None:
         self._arguments = ["--model-path", str(model_dir), *arguments]
         self._fresh = fresh
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("SGLANG_")}
-        self._env = {**inherited, "SGLANG_PLUGINS": plugins, **(env or {})}
+        self._env = {**outer_environment(), "SGLANG_PLUGINS": plugins, **(env or {})}
         self._start_timeout = start_timeout
         self._process: psutil.Process | None = None
         self._log = Path()

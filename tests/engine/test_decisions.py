@@ -81,3 +81,17 @@ def test_a_server_that_would_give_wrong_rows_is_refused_with_the_flag_to_change(
 @pytest.mark.parametrize("case", list(ACCEPTED))
 def test_other_servers_are_not_refused(decided, case):
     assert decided["configuration"][len(REFUSED) + list(ACCEPTED).index(case)] == ""
+
+
+def test_before_the_vote_can_be_hooked_graphs_under_dp_attention_are_refused(decided):
+    said = decided["graphs before the vote"]
+    assert "add --disable-prefill-cuda-graph" in said.pop("0.5.18, with graphs")
+    assert set(said.values()) == {""}
+
+
+def test_a_request_whose_rows_are_not_the_models_of_these_ids_is_refused(decided):
+    said = decided["request"]
+    assert said.pop("plain") == ""
+    assert "session" in said["a session's"]
+    assert "LoRA" in said["with a LoRA adapter"]
+    assert "input_embeds" in said["with embeddings"]

@@ -53,6 +53,18 @@ def test_pipeline_stages_fill_one_dump(tiny6_model_dir, oracle6, draw, new_id):
         assert not list(spool.glob(".part-*"))
 
 
+def test_pipeline_stages_of_two_ranks_each_fill_one_dump(tiny6_model_dir, oracle6, draw, new_id):
+    arguments = (*FLOAT32, "--pp-size", "2", "--tp-size", "2", "--chunked-prefill-size", "64")
+    with (
+        spool_directory() as spool,
+        CapturingServer(tiny6_model_dir, spool, *arguments, layers="0,2,3,5", last_hidden="both") as server,
+    ):
+        wishes = [Wish(draw(length), new_id()) for length in (1, 40, 200)] + [Wish(draw(30), None)]
+        send_all(server, wishes, max_new_tokens=2)
+        assert_all_agree(server, oracle6, wishes)
+        assert [status.rank for status in read_rank_statuses(spool) if status.writer] == ["dp0-pp0-tp0"]
+
+
 def test_ranks_of_attention_data_parallelism_write_their_own_rows(tiny6_model_dir, oracle6, draw, new_id):
     """With an idle rank beside a busy one, with uneven load, and with padded rows."""
     parallel = ("--tp-size", "2", "--dp-size", "2", "--enable-dp-attention", "--chunked-prefill-size", "128")

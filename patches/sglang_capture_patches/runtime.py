@@ -12,6 +12,7 @@ from sglang_capture.capture import CaptureRequest
 from sglang_capture.filler import Filler
 from sglang_capture.spec import CaptureSpec
 from sglang_capture.spool import Counts
+from sglang_capture.weights import weights_digest
 from sglang_capture_patches import SERVER_ID
 from sglang_capture_patches.marked import (
     Decision,
@@ -24,7 +25,7 @@ from sglang_capture_patches.marked import (
     vocabulary_ids,
     watch,
 )
-from sglang_capture_patches.target import Target
+from sglang_capture_patches.target import Target, local_path
 
 logger = logging.getLogger(__name__)
 
@@ -75,14 +76,18 @@ class Runtime:
                 self.filler.counts.marked += 1
                 self.filler.refuse(marked.capture_id, marked.request_id, f"{reason}; none of it was computed")
 
-    def weights_changed(self) -> None:
-        """End what is under way, and name the weights anew: nobody can say what they are, only that they changed."""
-        self.weight_updates += 1
-        base = self.spec.weights_digest.partition("+")[0]
-        changed = f"{base}+{os.environ.get(SERVER_ID, '')[:8]}.{self.weight_updates}"
-        self.rules = replace(self.rules, spec=self.spec.model_copy(update={"weights_digest": changed}))
+    def weights_changed(self, checkpoint: str | None) -> None:
+        """End what is under way, and name the weights anew: by their checkpoint, or as what nobody else has."""
         if self.filler is not None:
             self.filler.fail_all("the server's weights were changed while it was computed")
+        self.weight_updates += 1
+        base = self.spec.weights_digest.partition("+")[0]
+        self._name_weights(weights_digest=f"{base}+{os.environ.get(SERVER_ID, '')[:8]}.{self.weight_updates}")
+        if checkpoint is not None and (digest := weights_digest(checkpoint)):
+            self._name_weights(weights_digest=digest, model_path=local_path(checkpoint), revision="")
+
+    def _name_weights(self, **fields: str) -> None:
+        self.rules = replace(self.rules, spec=self.spec.model_copy(update=fields))
 
     def admit(self, req: Any) -> Marked | None:
         """The marked request, its capture begun; ``None`` if there is nothing to capture. Never raises: one request's
@@ -114,7 +119,8 @@ class Runtime:
             return False
         if self.filler is not None and marked.capture is None:
             # The weights may have been changed since the request was marked.
-            spec = marked.spec.model_copy(update={"weights_digest": self.spec.weights_digest})
+            weights = {name: getattr(self.spec, name) for name in ("weights_digest", "model_path", "revision")}
+            spec = marked.spec.model_copy(update=weights)
             request = CaptureRequest(marked.capture_id, marked.request_id, spec, vocabulary_ids(req), watch(req))
             marked.capture = self.filler.begin(request)
         return True
@@ -145,9 +151,9 @@ def expect(req: Any) -> None:
     _guarded(lambda runtime: runtime.expect(req))
 
 
-def weights_changed() -> None:
-    """The weights are other ones now. Never raises."""
-    _guarded(Runtime.weights_changed)
+def weights_changed(checkpoint: str | None) -> None:
+    """The weights are other ones now, those of ``checkpoint`` if that is known. Never raises."""
+    _guarded(lambda runtime: runtime.weights_changed(checkpoint))
 
 
 def _guarded(action: Callable[[Runtime], None]) -> None:

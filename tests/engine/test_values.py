@@ -25,6 +25,7 @@ from engine.captures import (
 from engine.conftest import FLOAT32
 from engine.oracle import Oracle
 from sglang_capture.tiny_model import make_tiny_model
+from sglang_capture.weights import weights_digest
 
 pytestmark = pytest.mark.engine
 
@@ -114,7 +115,7 @@ def test_float16_rows_are_the_engines_own_and_near_its_float32(labelling, server
 
 
 def test_weights_that_are_changed_in_a_running_server_are_other_weights(refusing, draw, new_id, tmp_path):
-    """The last test of this server: it serves another model from here on."""
+    """The server serves another model from here on."""
     other = tmp_path / "other"
     make_tiny_model(other, layers=6, seed=1)
     before = Wish(draw(40), new_id())
@@ -135,4 +136,13 @@ def test_weights_that_are_changed_in_a_running_server_are_other_weights(refusing
     assert_rows_agree(refusing.dump(after.name), Oracle(other), after.prompt)
     old, new = refusing.dump(before.name).spec, refusing.dump(after.name).spec
     assert old.digest != new.digest
+    assert (new.model_path, new.weights_digest) == (str(other), weights_digest(str(other), None))
+
+
+def test_weights_that_no_checkpoint_has_are_like_no_others(refusing, draw, new_id):
+    before, after = Wish(draw(5), new_id()), Wish(draw(5), new_id())
+    send_all(refusing, [before])
+    assert refusing.control("update_weights_from_disk", model_path="/nowhere") == 400
+    send_all(refusing, [after])
+    old, new = refusing.dump(before.name).spec, refusing.dump(after.name).spec
     assert new.weights_digest.startswith(f"{old.weights_digest}+")

@@ -83,6 +83,7 @@ class StandInServer:
         self.behaviour: Behaviour = publish
         self.requests: list[Generate] = []
         self._lock = threading.Lock()
+        self._status_lock = threading.Lock()
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._stopped = threading.Event()
         self._threads = [
@@ -105,6 +106,10 @@ class StandInServer:
         return sum(path.stat().st_size for path in self.spool.glob("*.pt"))
 
     def write_status(self) -> None:
+        with self._status_lock:  # the keeper's, computed before a change, must not come behind the change's own
+            spool.write_atomically(self.spool / spool.STATUS_NAME, self._status().model_dump_json().encode())
+
+    def _status(self) -> SpoolStatus:
         used = self.used()
         fields: dict[str, Any] = {
             "state": "capturing",
@@ -122,7 +127,7 @@ class StandInServer:
             "time": time.time(),
             **self.status_changes,
         }
-        spool.write_atomically(self.spool / spool.STATUS_NAME, SpoolStatus(**fields).model_dump_json().encode())
+        return SpoolStatus(**fields)
 
     def generate(self, body: dict[str, Any]) -> int:
         mark = body["sampling_params"]["custom_params"]

@@ -59,6 +59,7 @@ HOOKED = (
         ("self", "forward_batch"),
     ),
     Need("sglang.srt.managers.scheduler.Scheduler._add_request_to_queue", ("self", "req")),
+    Need("sglang.srt.managers.scheduler.Scheduler.abort_request", ("self", "recv_req")),
     *(
         Need(f"sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager.{name}", ("self",))
         for name in WEIGHT_UPDATES
@@ -85,6 +86,8 @@ READ = (
 
 FIELDS: dict[str, tuple[str, ...]] = {
     "sglang.srt.plugins.hook_registry.HookRegistry": ("_patched",),
+    "sglang.srt.managers.scheduler.Scheduler": ("waiting_queue",),
+    "sglang.srt.managers.io_struct.AbortReq": ("abort_all",),
     "sglang.srt.managers.schedule_batch.Req": (
         "rid",
         "origin_input_ids",

@@ -32,6 +32,7 @@ HOOKS = {
         HookType.AROUND,
     ),
     "sglang.srt.managers.scheduler.Scheduler._add_request_to_queue": (queued.after_add, HookType.AFTER),
+    "sglang.srt.managers.scheduler.Scheduler.abort_request": (queued.after_abort, HookType.AFTER),
     **{f"{_UPDATER}.{name}": (weights_changed.after_update, HookType.AFTER) for name in WEIGHT_UPDATES},
     f"{_GRAPHS}.can_run_graph": (prefill_graph.around_can_run_graph, HookType.AROUND),
     "sglang.srt.managers.scheduler_components.dp_attn._local_prefill_cuda_graph_vote": (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -71,10 +71,20 @@ class Runtime:
         """Record the waiting requests that the engine dropped; called about once a second, on another thread."""
         for marked, gone in self.waiting.copy().items():
             reason = gone()
-            if reason is not None and marked in self.waiting and self.filler is not None:
-                del self.waiting[marked]
-                self.filler.counts.marked += 1
-                self.filler.refuse(marked.capture_id, marked.request_id, f"{reason}; none of it was computed")
+            if reason is not None:
+                self._left(marked, reason)
+
+    def aborted(self, beginning: str, still_waiting: Iterable[Any]) -> None:
+        """Record the waiting requests that an abort took out of the queue; called on the engine's thread."""
+        there = {str(req.rid) for req in still_waiting} if self.waiting else set()
+        for marked in list(self.waiting):
+            if marked.request_id.startswith(beginning) and marked.request_id not in there:
+                self._left(marked, "it was aborted while it waited")
+
+    def _left(self, marked: Marked, reason: str) -> None:
+        if self.waiting.pop(marked, None) is not None and self.filler is not None:
+            self.filler.counts.marked += 1
+            self.filler.refuse(marked.capture_id, marked.request_id, f"{reason}; none of it was computed")
 
     def weights_changed(self, checkpoint: str | None) -> None:
         """End what is under way, and name the weights anew: by their checkpoint, or as what nobody else has."""
@@ -149,6 +159,11 @@ def of(model_runner: Any) -> Runtime | None:
 def expect(req: Any) -> None:
     """A request entered the queue. Never raises."""
     _guarded(lambda runtime: runtime.expect(req))
+
+
+def aborted(beginning: str, still_waiting: Iterable[Any]) -> None:
+    """The requests whose ids begin so were aborted. Never raises."""
+    _guarded(lambda runtime: runtime.aborted(beginning, still_waiting))
 
 
 def weights_changed(checkpoint: str | None) -> None:

@@ -10,16 +10,33 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 OLDER_TRANSFORMERS = ("transformers==5.12.1", "tokenizers==0.22.2")
 
-RELEASES: dict[str, tuple[str, ...]] = {
-    "0.5.15": OLDER_TRANSFORMERS,
-    "0.5.18": OLDER_TRANSFORMERS,
-    "0.5.20": (),
-    "0.5.22": (),
+NO_ENGINES_SIDE_BY_SIDE = (
+    "test_pipeline_stages_fill_one_dump",
+    "test_pipeline_stages_of_two_ranks_each_fill_one_dump",
+    "test_ranks_of_attention_data_parallelism_write_their_own_rows",
+    "test_two_engines_of_one_server_share_a_spool",
+)
+"""These servers do not start on a CPU with the two oldest: SGLang counts cores by the tensor-parallel size alone there,
+and its CPU attention lacks what padded batches need."""
+
+
+class Release(NamedTuple):
+    """What a release needs beside the newest one's dependencies, and the tests whose servers do not start with it."""
+
+    packages: tuple[str, ...] = ()
+    not_starting: tuple[str, ...] = ()
+
+
+RELEASES = {
+    "0.5.15": Release(OLDER_TRANSFORMERS, NO_ENGINES_SIDE_BY_SIDE),
+    "0.5.18": Release(OLDER_TRANSFORMERS, NO_ENGINES_SIDE_BY_SIDE),
+    "0.5.20": Release(),
+    "0.5.22": Release(),
 }
-"""With what each needs beside the newest release's dependencies."""
 
 TESTS = ("test_rows.py", "test_caching.py", "test_parallel.py", "test_values.py", "test_scheduling.py")
 
@@ -43,7 +60,9 @@ def run(release: str) -> tuple[int, str]:
     install(release)
     log = PLACE / f"{release}.log"
     print(f"SGLang {release}: {log.relative_to(ROOT)}", flush=True)
-    command = [sys.executable, "-m", "pytest", *(f"tests/engine/{name}" for name in TESTS)]
+    files = [f"tests/engine/{name}" for name in TESTS]
+    left_out = [f"--deselect=tests/engine/test_parallel.py::{name}" for name in RELEASES[release].not_starting]
+    command = [sys.executable, "-m", "pytest", *files, *left_out]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "SGLANG_UNDER_TEST": str(PLACE / release)}
     with log.open("w") as output:
         done = subprocess.run(command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT, check=False)
@@ -56,7 +75,7 @@ def install(release: str) -> None:
     if (target / "complete").exists():
         return
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade", "--target", str(target)]
-    subprocess.run([*pip, f"sglang=={release}", *RELEASES[release]], check=True)
+    subprocess.run([*pip, f"sglang=={release}", *RELEASES[release].packages], check=True)
     (target / "complete").touch()
 
 

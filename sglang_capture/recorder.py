@@ -134,6 +134,8 @@ class Recorder(Filler):
 
     def _failed(self, capture: Capture, reason: str) -> None:
         self.counts.failed += 1
+        if capture.board is not None:
+            capture.board.say_failed(0, reason)
         self._thread.submit(lambda: self._discard(capture))
         request = capture.request
         self._record_failure(request.capture_id, request.request_id, "failed", reason, reason.startswith(SPOOL_FULL))

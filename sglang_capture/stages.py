@@ -3,7 +3,7 @@
 Each stage has its own layers, in a process of its own on the same machine. The first stage answers for the dump: it
 reserves the bytes, lays the file out, publishes it, and records a failure. The later ones map the same file and fill
 their layers' rows. Beside the dump lies its *board*, with a slot for each stage: the first says there that the file is
-laid out, each later one that its rows are complete, or why they will not be.
+laid out, or that it gave the capture up; each later one that its rows are complete, or why they will not be.
 
 A stage cannot compute before the one in front of it has, and the first makes the board before it computes. So a later
 stage that finds no board knows that the capture was refused, or is over. Only the first makes and removes files; the
@@ -60,7 +60,11 @@ class Board:
         path.unlink(missing_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         board = cls(path, os.open(path, flags, 0o600))
-        os.posix_fallocate(board._descriptor, 0, stages * _SLOT)
+        try:
+            os.posix_fallocate(board._descriptor, 0, stages * _SLOT)
+        except OSError:
+            board.remove()  # a later stage that found it would wait for a layout that never comes
+            raise
         return board
 
     @classmethod
@@ -87,6 +91,11 @@ class Board:
     @property
     def laid_out(self) -> bool:
         return os.pread(self._descriptor, 1, 0) == _LAID_OUT
+
+    @property
+    def given_up(self) -> bool:
+        """Whether the first stage ended the capture: nobody wants its rows any more."""
+        return os.pread(self._descriptor, 1, 0) == _FAILED
 
     def failure(self, stages: int) -> str | None:
         """Why a later stage will not complete, ``None`` if none has said so."""

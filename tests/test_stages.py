@@ -1,5 +1,7 @@
 """Several pipeline stages fill one dump: the first answers for it, the later ones hand over their rows."""
 
+import errno
+import os
 import threading
 import time
 
@@ -12,7 +14,7 @@ from sglang_capture import recorder as recorder_module
 from sglang_capture.follower import Follower
 from sglang_capture.quota import Account
 from sglang_capture.recorder import Recorder
-from sglang_capture.spool import failure_path, read_failure
+from sglang_capture.spool import SPOOL_FULL, failure_path, read_failure
 
 SPEC = make_spec(last_hidden="post")
 FIRST, SECOND = [3, 31], [59, "last_hidden_state"]
@@ -112,6 +114,46 @@ def test_a_failure_of_the_first_stage_ends_the_second_too(tmp_path, stages):
     second.fail(two, "aborted")
     wait_for(lambda: [path.name for path in tmp_path.iterdir()] == ["a.failed.json"])
     assert read_failure(failure_path(tmp_path, "a")).reason == "aborted"
+
+
+def test_a_second_stage_does_not_wait_for_a_layout_that_was_given_up(tmp_path, stages, monkeypatch):
+    first, second = stages
+    layout, going_on = threading.Event(), threading.Event()
+
+    def full(*_, **__):
+        layout.set()
+        going_on.wait()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(recorder_module, "DumpFile", full)
+    first.begin(request(spec=SPEC))
+    assert layout.wait(30)
+    threading.Timer(0.1, going_on.set).start()
+    begun = time.monotonic()
+    two = second.begin(request(spec=SPEC))
+    hand_over(second, two, part_of(rows(10, SPEC), SECOND), 0, 10)
+    assert time.monotonic() - begun < 10
+    assert not two.open
+    assert second.in_flight == 0
+    wait_for(failure_path(tmp_path, "a").exists)
+    assert read_failure(failure_path(tmp_path, "a")).reason.startswith(SPOOL_FULL)
+    wait_for(lambda: [path.name for path in tmp_path.iterdir()] == ["a.failed.json"])
+
+
+def test_without_room_for_the_board_nothing_is_left_and_nobody_waits(tmp_path, stages, monkeypatch):
+    first, second = stages
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "posix_fallocate", full)
+        assert not first.begin(request(spec=SPEC)).open
+    assert not list(tmp_path.glob(".part-*"))
+    two = second.begin(request(spec=SPEC))
+    hand_over(second, two, part_of(rows(10, SPEC), SECOND), 0, 10)
+    assert not two.open
+    assert first.account.used == 0
 
 
 def test_a_second_stage_that_never_comes_is_waited_for_and_then_named(tmp_path, stages, monkeypatch):

@@ -68,6 +68,7 @@ class Recorder(Filler):
         self._nonfinite = nonfinite
         self._number = 0
         self._failures_written = 0
+        self._unwritten: dict[str, Failure] = {}
         self._handed_over: list[tuple[Capture, float]] = []
         super().__init__(directory, device=device, housekeeping=housekeeping)
 
@@ -161,7 +162,7 @@ class Recorder(Filler):
         request = capture.request
         try:
             if capture.open:
-                failure_path(self.directory, request.capture_id).unlink(missing_ok=True)
+                self._forget_failure(request.capture_id)
                 capture.dump = DumpFile(
                     capture.part,
                     request.capture_id,
@@ -220,7 +221,7 @@ class Recorder(Filler):
         try:
             if dump.publish(final):
                 self.account.rename(capture.part, final, dump.bytes)
-                failure_path(self.directory, request.capture_id).unlink(missing_ok=True)
+                self._forget_failure(request.capture_id)
                 self._count(request, faults)
             else:
                 self.account.release(capture.part)
@@ -255,10 +256,29 @@ class Recorder(Filler):
         if self._failures_written >= MOST_FAILURES or dump_path(self.directory, failure.capture_id).exists():
             return
         self._failures_written += 1
-        write_failure(self.directory, failure)
+        try:
+            write_failure(self.directory, failure)
+        except OSError:  # a full file system has no room for it either
+            self._failures_written -= 1
+            if len(self._unwritten) < MOST_FAILURES:
+                self._unwritten[failure.capture_id] = failure
+
+    def _write_again(self) -> None:
+        """The failures that could not be written: who waits for a capture waits until it has ended."""
+        waiting, self._unwritten = self._unwritten, {}
+        for failure in waiting.values():
+            if self._unwritten:
+                self._unwritten[failure.capture_id] = failure
+            else:
+                self._write_failure(failure)
+
+    def _forget_failure(self, capture_id: str) -> None:
+        self._unwritten.pop(capture_id, None)
+        failure_path(self.directory, capture_id).unlink(missing_ok=True)
 
     def _keep_house(self) -> None:
         self.account.look()
+        self._write_again()
         super()._keep_house()
 
 

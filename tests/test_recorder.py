@@ -1,3 +1,4 @@
+import errno
 import threading
 import time
 
@@ -162,6 +163,27 @@ def test_of_one_id_filled_twice_at_once_the_first_complete_one_stands(tmp_path, 
     assert_dump_holds(tmp_path / "a.pt", content[2])
     assert (recorder.counts.published, recorder.counts.duplicates, recorder.counts.failed) == (1, 1, 1)
     assert {path.name for path in tmp_path.iterdir()} == {"a.pt"}
+
+
+def test_failures_that_a_full_file_system_has_no_room_for_are_written_later(tmp_path, make_recorder, monkeypatch):
+    monkeypatch.setattr(writer_thread, "HOUSEKEEPING_SECONDS", 0.01)
+    recorder, write, tried = make_recorder(), recorder_module.write_failure, []
+
+    def full(_, failure):
+        tried.append(failure.capture_id)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(recorder_module, "write_failure", full)
+    for name in ("a", "b", "c"):
+        recorder.refuse(name, "request", "a reason")
+    hand_over(recorder, recorder.begin(request("b")), rows(10), 0, 10)
+    while tried.count("a") < 3:
+        time.sleep(0.001)
+    monkeypatch.setattr(recorder_module, "write_failure", write)
+    while not failure_path(tmp_path, "c").exists():
+        time.sleep(0.001)
+    recorder.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.failed.json", "b.pt", "c.failed.json"]
 
 
 def test_a_retry_that_succeeds_takes_the_old_failure_away(tmp_path, make_recorder):

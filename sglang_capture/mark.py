@@ -47,6 +47,11 @@ def safe_id(text: object) -> str:
     return "unnamed-" + xxhash.xxh3_64_hexdigest(repr(text).encode("utf-8", "backslashreplace"))
 
 
+def shortened(text: str, most: int) -> str:
+    """``text``, cut to ``most`` characters if it is longer; what a client sends has no bound."""
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
 def parse_mark(custom_params: object, *, token: str | None = None) -> Mark | None:
     """The mark in a request's ``custom_params``, or ``None`` if it is not marked.
 
@@ -142,5 +147,4 @@ def _parse_last_hidden(kind: object) -> LastHidden | None:
 
 def _shown(value: object) -> str:
     """A value as an error may show it: short, and safe in a log line."""
-    text = ascii(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    return shortened(ascii(value), 80)

@@ -19,6 +19,7 @@ import torch
 from sglang_capture.capture import Capture, CaptureRequest
 from sglang_capture.dump import DumpFile, reserved_bytes
 from sglang_capture.filler import Filler
+from sglang_capture.mark import shortened
 from sglang_capture.quota import Account
 from sglang_capture.row_check import RowFaults
 from sglang_capture.spool import PART_PREFIX, SPOOL_FULL, Failure, dump_path, failure_path, write_failure
@@ -30,6 +31,9 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.ENOMEM}
 
 CHECK_BYTES = 64 << 20
 """A complete dump is looked at in blocks of this size: between them the thread lays out dumps that rows wait for."""
+
+MOST_REASON = 1000
+"""Characters of a reason that are kept: it may repeat what a client sent, and counts against no quota."""
 
 MOST_FAILURES = 10_000
 """Failure files written per server start; each takes a page of memory, and a flood of bad marks must not fill it."""
@@ -144,6 +148,7 @@ class Recorder(Filler):
     def _record_failure(
         self, capture_id: str, request_id: str, kind: Literal["refused", "failed"], reason: str, retriable: bool
     ) -> None:
+        reason = shortened(reason, MOST_REASON)
         logger.warning("sglang-capture: %s %s: %s", capture_id, kind, reason)
         self.last_error = f"{capture_id}: {reason}"
         failure = Failure(

@@ -165,6 +165,15 @@ def test_of_one_id_filled_twice_at_once_the_first_complete_one_stands(tmp_path, 
     assert {path.name for path in tmp_path.iterdir()} == {"a.pt"}
 
 
+def test_a_reason_is_kept_short_whatever_a_client_sent(tmp_path, make_recorder):
+    recorder = make_recorder()
+    recorder.refuse("a", "request", "found " + "x" * 1_000_000)
+    recorder.close()
+    assert read_failure(failure_path(tmp_path, "a")).reason.startswith("found xxx")
+    assert failure_path(tmp_path, "a").stat().st_size < 2000
+    assert len(recorder.last_error) < 2000
+
+
 def test_failures_that_a_full_file_system_has_no_room_for_are_written_later(tmp_path, make_recorder, monkeypatch):
     monkeypatch.setattr(writer_thread, "HOUSEKEEPING_SECONDS", 0.01)
     recorder, write, tried = make_recorder(), recorder_module.write_failure, []

@@ -15,10 +15,13 @@ import torch
 
 from sglang_capture.capture import Capture
 from sglang_capture.layers import LayerError, check_layers
-from sglang_capture.mark import Mark, MarkError, parse_mark, refused_id, safe_id
+from sglang_capture.mark import Mark, MarkError, parse_mark, refused_id, safe_id, shortened
 from sglang_capture.spec import CaptureSpec
 
 _ATTRIBUTE = "_sglang_capture"
+
+MOST_REQUEST_ID = 256
+"""Characters of a request's id that are kept; SGLang takes any number, and a dump's quota has no room for them."""
 
 HEALTH_CHECK_PREFIX = "HEALTH_CHECK"
 """SGLang's own requests begin with this (``constants.HEALTH_CHECK_RID_PREFIX``)."""
@@ -86,6 +89,7 @@ def decide(req: Any, rules: Rules) -> Decision:
 
 def _decide(req: Any, custom: object, rules: Rules) -> Decision:
     rid = str(req.rid)
+    kept_rid = shortened(rid, MOST_REQUEST_ID)
     if rid.startswith(HEALTH_CHECK_PREFIX):
         return None
     try:
@@ -97,9 +101,9 @@ def _decide(req: Any, custom: object, rules: Rules) -> Decision:
         asked = _spec_for(mark, rules.spec)
         _check_request(req, rules.spec.vocab_size)
     except (MarkError, LayerError) as error:
-        return Refused(refused_id(custom, rid), rid, str(error))
+        return Refused(refused_id(custom, rid), kept_rid, str(error))
     keys: frozenset[int | str] = frozenset([*asked.layers, *asked.last_hidden_keys])
-    return Marked(mark.capture_id or safe_id(rid), rid, asked, keys & rules.keys)
+    return Marked(mark.capture_id or safe_id(rid), kept_rid, asked, keys & rules.keys)
 
 
 def _spec_for(mark: Mark, spec: CaptureSpec) -> CaptureSpec:

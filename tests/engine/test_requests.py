@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from engine.captures import assert_rows_agree
+from sglang_capture.dump import reserved_bytes
 from sglang_capture.mark import is_capture_id
 
 pytestmark = pytest.mark.engine
@@ -153,6 +154,19 @@ def test_a_request_of_a_session_is_refused(server, draw, new_id):
     request = {"session_params": {"id": session}}
     server.capture(draw(10), {"capture": name}, request=request)
     assert "session" in server.failure(name).reason
+
+
+def test_what_a_client_sends_without_bound_is_not_kept_without_bound(server, oracle6, draw, new_id):
+    """A request's id is in its dump, a mark's mistake in its failure, and neither is in the quota."""
+    name, refused, prompt = new_id(), new_id(), draw(20)
+    server.capture(prompt, {"capture": name}, request={"rid": new_id() + "r" * 100_000})
+    server.capture(prompt, {"capture": refused, "capture_layers": [3] * 100_000}, request={"rid": "s" * 100_000})
+    dump = server.dump(name)
+    assert_rows_agree(dump, oracle6, prompt)
+    assert len(dump.request_id) == 256
+    assert (server.spool / f"{name}.pt").stat().st_size <= reserved_bytes(20, dump.spec)
+    assert "may be named once" in server.failure(refused).reason
+    assert (server.spool / f"{refused}.failed.json").stat().st_size < 4096
 
 
 def _send_and_leave(server, body, after):

@@ -120,6 +120,10 @@ def _check_request(req: Any, vocab_size: int) -> None:
         raise MarkError("requests with a LoRA adapter cannot be captured: the rows would not be the base model's")
     if req.input_embeds is not None:
         raise MarkError("requests with input_embeds cannot be captured: their rows belong to no token ids")
+    if getattr(req, "positional_embed_overrides", None) is not None:
+        raise MarkError("requests with embedding overrides cannot be captured: some rows belong to no token ids")
+    if getattr(req, "multi_item_delimiter_indices", None) is not None:
+        raise MarkError("several items scored in one prompt cannot be captured: their rows do not see each other")
     if req.multimodal_inputs is not None:
         ids = req.origin_input_ids_unpadded
         if len(ids) != len(req.origin_input_ids):

@@ -67,6 +67,8 @@ OTHER_ROWS = {
     "a session's": {"session": "a session"},
     "with a LoRA adapter": {"lora_id": "an adapter"},
     "with embeddings": {"input_embeds": [[0.0] * 8] * TOKENS},
+    "with some embeddings": {"positional_embed_overrides": "embeddings and their positions"},
+    "several items at once": {"multi_item_delimiter_indices": [3, 5]},
     "plain": {},
 }
 """What a request may have by which its rows would not be this model's rows of these ids."""

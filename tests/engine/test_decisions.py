@@ -95,3 +95,5 @@ def test_a_request_whose_rows_are_not_the_models_of_these_ids_is_refused(decided
     assert "session" in said["a session's"]
     assert "LoRA" in said["with a LoRA adapter"]
     assert "input_embeds" in said["with embeddings"]
+    assert "embedding overrides" in said["with some embeddings"]
+    assert "several items" in said["several items at once"]

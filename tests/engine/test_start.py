@@ -17,7 +17,7 @@ from sglang_capture_patches.contract import HOOKED
 from engine.captures import CapturingServer, assert_rows_agree, spool_directory
 from sglang_capture.probe import NoProbeError, Prober
 from sglang_capture.selftest import run_self_test
-from sglang_capture.spool import read_status
+from sglang_capture.spool import dumps, read_failure, read_status
 
 pytestmark = pytest.mark.engine
 
@@ -152,6 +152,7 @@ def test_every_prompt_is_captured_where_that_is_asked_for_and_the_secret_guards_
         server.capture(prompt, {"capture": bad, "capture_token": "guess"})
         assert_rows_agree(server.dump(good), oracle6, prompt)
         assert "capture_token" in server.failure(bad).reason
+        _assert_embeddings_in_place_of_tokens_are_refused(server, prompt)
         there = {path.name for path in spool.glob("*.pt")}
         monkeypatch.setenv("SGLANG_CAPTURE_TOKEN", "s3cret")
         findings = list(run_self_test(Prober.connect(server.url, spool), random.Random(1)))
@@ -163,6 +164,25 @@ def test_every_prompt_is_captured_where_that_is_asked_for_and_the_secret_guards_
         written = b"".join(path.read_bytes() for path in spool.glob("*.json"))
         assert b"s3cret" not in written
         assert "s3cret" not in server.log_text()
+
+
+def _assert_embeddings_in_place_of_tokens_are_refused(server, prompt):
+    """As scoring takes them; such a request carries no mark, and no id that a client chose."""
+    before = set(server.spool.glob("*.failed.json"))
+    scoring = {
+        "model": "m",
+        "query": prompt,
+        "items": [[20, 21]],
+        "label_token_ids": [30, 31],
+        "embed_override_token_id": prompt[10],
+        "query_embed_overrides": [[0.5] * server.dump(next(dumps(server.spool)).stem).spec.hidden_size]
+        * prompt.count(prompt[10]),
+    }
+    published = server.counts().published
+    server.post("/v1/score", scoring)
+    assert server.counts().published == published
+    (failure,) = set(server.spool.glob("*.failed.json")) - before
+    assert "embedding overrides" in read_failure(failure).reason
 
 
 def _tiny_olmo(directory: Path, tokenizer: Path) -> Path:

@@ -66,7 +66,9 @@ class Runtime:
         """A request entered the queue, for the first time or after a retraction."""
         if self.filler is not None and self.may_be_marked(req):
             decision = self.decide(req)
-            if isinstance(decision, Marked) and decision.capture is None:
+            if isinstance(decision, Refused):
+                self._tell(decision)  # it may be aborted before a batch holds it
+            elif decision is not None and decision.capture is None:
                 self.waiting[decision] = watch(req)
 
     def sweep(self) -> None:

@@ -24,6 +24,7 @@ from sglang_capture_patches.marked import Refused, Rules, decide
 from sglang_capture_patches.target import CaptureStartError, check_configuration
 
 from sglang_capture.spec import CaptureSpec
+from sglang_capture.spool import Counts
 
 TOKENS = 8
 
@@ -58,6 +59,7 @@ def main(model_dir: str, refused: list[list[str]]) -> None:
         found["cached"][name] = req._compute_max_prefix_len(TOKENS)
     found["vote"]["no batch"] = vote(None)
     found["request"] = {name: refusal(rules, **case) for name, case in OTHER_ROWS.items()}
+    found["told in the queue"] = told_in_the_queue(model_runner, rules, cases)
     found["graphs before the vote"] = before_the_vote(model_dir)
     found["configuration"] = [configuration(model_dir, flags) for flags in refused]
     print(json.dumps(found))
@@ -80,6 +82,28 @@ def refusal(rules: Rules, **fields: object) -> str:
         setattr(req, name, value)
     decision = decide(req, rules)
     return decision.reason if isinstance(decision, Refused) else ""
+
+
+class Told:
+    """A writer that takes refusals only."""
+
+    def __init__(self) -> None:
+        self.counts, self.reasons = Counts(), []
+
+    def refuse(self, capture_id: str, request_id: str, reason: str) -> None:
+        self.reasons.append(reason)
+
+
+def told_in_the_queue(model_runner: ModelRunner, rules: Rules, cases: dict[str, dict]) -> dict[str, list[str]]:
+    """What is recorded of requests that enter the queue, some of them twice."""
+    told = {}
+    for name, case in cases.items():
+        writer, req = Told(), request(**case)
+        here = runtime.Runtime(model_runner, None, rules, filler=writer)
+        here.expect(req)
+        here.expect(req)
+        told[name] = writer.reasons
+    return told
 
 
 class Changed:

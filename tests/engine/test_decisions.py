@@ -72,6 +72,12 @@ def test_a_prompt_is_kept_from_the_cache_until_it_was_captured(decided):
     assert cached["marked, in decode"] > 0
 
 
+def test_a_malformed_mark_is_told_once_and_at_once_for_it_may_be_aborted_while_it_waits(decided):
+    (reason,) = decided["told in the queue"].pop("refused")
+    assert "99 does not exist" in reason
+    assert not any(decided["told in the queue"].values())
+
+
 @pytest.mark.parametrize("case", list(REFUSED))
 def test_a_server_that_would_give_wrong_rows_is_refused_with_the_flag_to_change(decided, case):
     said = decided["configuration"][list(REFUSED).index(case)]

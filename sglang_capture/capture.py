@@ -40,7 +40,11 @@ class CaptureRequest:
 
 @dataclass(eq=False)
 class Capture:
-    """A capture that was begun; ``open`` until it is complete, failed or refused. ``board``: with pipeline stages."""
+    """A capture that was begun; ``open`` until it is complete, failed or refused. ``board``: with pipeline stages.
+
+    Attributes:
+        part: the unfinished dump; on a later pipeline stage the board, which says where that is.
+    """
 
     request: CaptureRequest
     part: Path

@@ -9,7 +9,7 @@ from pathlib import Path
 from sglang_capture.capture import Capture, CaptureRequest
 from sglang_capture.dump import DumpFile
 from sglang_capture.filler import LAYOUT_SECONDS, Filler
-from sglang_capture.stages import Board, shared_part
+from sglang_capture.stages import Board, board_path
 
 
 class Follower(Filler):
@@ -35,7 +35,7 @@ class Follower(Filler):
 
     def begin(self, request: CaptureRequest) -> Capture:
         """Whether the first stage makes this dump shows when there are rows: see :mod:`sglang_capture.stages`."""
-        capture = Capture(request, shared_part(self.directory, self._group, request))
+        capture = Capture(request, board_path(self.directory, self._group, request))
         self._enter(capture)
         return capture
 
@@ -63,7 +63,7 @@ class Follower(Filler):
                 time.sleep(0.001)
             if board.laid_out and capture.open:
                 capture.dump = DumpFile.attach(
-                    capture.part, request.capture_id, request.request_id, request.spec, request.tokens
+                    board.part, request.capture_id, request.request_id, request.spec, request.tokens
                 )
         except OSError as error:
             self.fail(capture, f"the dump that the first stage laid out cannot be mapped: {error}")

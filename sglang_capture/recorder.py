@@ -23,7 +23,7 @@ from sglang_capture.mark import shortened
 from sglang_capture.quota import Account
 from sglang_capture.row_check import RowFaults
 from sglang_capture.spool import PART_PREFIX, SPOOL_FULL, Failure, dump_path, failure_path, write_failure
-from sglang_capture.stages import HANDOVER_SECONDS, Board, shared_part
+from sglang_capture.stages import HANDOVER_SECONDS, Board, board_path
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class Recorder(Filler):
 
     def begin(self, request: CaptureRequest) -> Capture:
         """Begin a capture: reserve its bytes, and have its dump laid out. Refused captures come back closed."""
-        capture = Capture(request, self._part(request))
+        capture = Capture(request, self._part())
         self.counts.marked += 1
         refusal = self._admit(capture)
         if refusal is not None:
@@ -103,9 +103,7 @@ class Recorder(Filler):
 
     # -- admission --------------------------------------------------------------------------------------------
 
-    def _part(self, request: CaptureRequest) -> Path:
-        if self._stages > 1:
-            return shared_part(self.directory, self._rank, request)
+    def _part(self) -> Path:
         self._number += 1
         return self.directory / f"{PART_PREFIX}{self._rank}-{self._number}"
 
@@ -126,7 +124,7 @@ class Recorder(Filler):
             time.sleep(0.02)
         if self._stages > 1:
             try:
-                capture.board = Board.create(capture.part, self._stages)
+                capture.board = Board.create(board_path(self.directory, self._rank, request), self._stages)
             except OSError as error:
                 self.account.release(capture.part)
                 return _reason(error)
@@ -177,7 +175,7 @@ class Recorder(Filler):
                     labelled=self._nonfinite == "label",
                 )
                 if capture.board is not None:
-                    capture.board.say_laid_out()
+                    capture.board.say_laid_out(capture.part)
         except Exception as error:
             self.fail(capture, _reason(error))
         finally:

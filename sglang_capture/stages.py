@@ -3,7 +3,8 @@
 Each stage has its own layers, in a process of its own on the same machine. The first stage answers for the dump: it
 reserves the bytes, lays the file out, publishes it, and records a failure. The later ones map the same file and fill
 their layers' rows. Beside the dump lies its *board*, with a slot for each stage: the first says there that the file is
-laid out, or that it gave the capture up; each later one that its rows are complete, or why they will not be.
+laid out, and which it is, or that it gave the capture up; each later one that its rows are complete, or why they will
+not be.
 
 A stage cannot compute before the one in front of it has, and the first makes the board before it computes. So a later
 stage that finds no board knows that the capture was refused, or is over. Only the first makes and removes files; the
@@ -12,6 +13,7 @@ others open what is there, and nothing stays behind in whatever order things hap
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -27,16 +29,16 @@ HANDOVER_SECONDS = 60.0
 """How long the first stage, its own rows complete, waits for the later ones."""
 
 
-def shared_part(directory: Path, group: str, request: CaptureRequest) -> Path:
-    """The unfinished dump of a request, as all stages of the group call it.
+def board_path(directory: Path, group: str, request: CaptureRequest) -> Path:
+    """The board of a request, as all stages of the group call it.
 
     The name holds all that the rows depend on, so a stage that is late with an earlier request of the same id can only
-    ever write the same rows again.
+    ever write the same rows again. The dumps of two such requests are two files.
     """
     digest = xxhash.xxh3_128(request.input_ids.numpy().tobytes())
     names = (request.capture_id, request.request_id, request.spec.layers, request.spec.last_hidden)
     digest.update(repr(names).encode())
-    return directory / f"{PART_PREFIX}{group}-{digest.hexdigest()}"
+    return directory / f"{PART_PREFIX}{group}-{digest.hexdigest()}.board"
 
 
 class Board:
@@ -50,13 +52,12 @@ class Board:
         os.close(self._descriptor)
 
     @classmethod
-    def create(cls, part: Path, stages: int) -> Board:
+    def create(cls, path: Path, stages: int) -> Board:
         """The board of a capture that the first stage begins; one that an earlier attempt left is replaced.
 
         Raises:
             OSError: the file system has no room for it.
         """
-        path = _board_path(part)
         path.unlink(missing_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         board = cls(path, os.open(path, flags, 0o600))
@@ -68,19 +69,21 @@ class Board:
         return board
 
     @classmethod
-    def open(cls, part: Path) -> Board | None:
+    def open(cls, path: Path) -> Board | None:
         """The board that the first stage made, ``None`` if there is none (any more)."""
-        path = _board_path(part)
         try:
             return cls(path, os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC))
         except FileNotFoundError:
             return None
 
     def remove(self) -> None:
-        self._path.unlink(missing_ok=True)
+        """Unless a later attempt's board has taken its place."""
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(self._path.lstat(), os.fstat(self._descriptor)):
+                self._path.unlink()
 
-    def say_laid_out(self) -> None:
-        self._say(0, _LAID_OUT)
+    def say_laid_out(self, part: Path) -> None:
+        self._say(0, _LAID_OUT, part.name)
 
     def say_done(self, stage: int) -> None:
         self._say(stage, _DONE)
@@ -91,6 +94,11 @@ class Board:
     @property
     def laid_out(self) -> bool:
         return os.pread(self._descriptor, 1, 0) == _LAID_OUT
+
+    @property
+    def part(self) -> Path:
+        """The unfinished dump, once it is laid out."""
+        return self._path.with_name(os.pread(self._descriptor, _SLOT, 0)[1:].rstrip(b"\0").decode())
 
     @property
     def given_up(self) -> bool:
@@ -113,7 +121,3 @@ class Board:
         # The state is written last: who sees it sees the whole reason.
         os.pwrite(self._descriptor, reason.encode()[: _SLOT - 1], stage * _SLOT + 1)
         os.pwrite(self._descriptor, state, stage * _SLOT)
-
-
-def _board_path(part: Path) -> Path:
-    return part.with_name(f"{part.name}.board")

@@ -178,6 +178,22 @@ def test_an_attempt_that_was_given_up_does_not_disturb_the_next(tmp_path, stages
     assert_dump_holds(tmp_path / "a.pt", content)
 
 
+def test_attempts_that_follow_at_once_keep_apart(tmp_path, stages):
+    """The writer's thread has not come to removing the first when the second begins."""
+    first, second = stages
+    content, busy = rows(10, SPEC), threading.Event()
+    first._thread.submit(busy.wait)
+    first.fail(first.begin(request(spec=SPEC)), "aborted")
+    one, two = first.begin(request(spec=SPEC)), second.begin(request(spec=SPEC))
+    threading.Timer(0.1, busy.set).start()
+    hand_over(first, one, part_of(content, FIRST), 0, 10)
+    hand_over(second, two, part_of(content, SECOND), 0, 10)
+    wait_for((tmp_path / "a.pt").exists)
+    assert_dump_holds(tmp_path / "a.pt", content)
+    wait_for(lambda: [path.name for path in tmp_path.iterdir()] == ["a.pt"])
+    assert first.account.used == (tmp_path / "a.pt").stat().st_size
+
+
 def test_stages_side_by_side_with_many_captures(tmp_path, stages):
     first, second = stages
     contents = {f"c{n}": rows(20 + n, SPEC, seed=n) for n in range(30)}

@@ -95,7 +95,7 @@ def _start(model_runner: Any, settings: PluginSettings, status: StatusWriter) ->
     rank = status.rank
     with _told_in(status):
         target = find_target(model_runner.model)
-        spec = build_spec(model_runner, target, settings)
+        spec = build_spec(model_runner, target, settings, rank)
     status.quota = parse_quota(settings.quota, free_bytes(settings.dir)) // rank.writers
     rules = Rules(spec, target.keys, settings.mode == "all", settings.secret)
     status.runtime = runtime.Runtime(model_runner, target, rules, None)

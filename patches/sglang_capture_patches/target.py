@@ -126,7 +126,7 @@ def _graphs_under_dp_attention(args: Any) -> bool:
     return bool(args.enable_dp_attention) and str(args.device) == "cuda" and not args.disable_prefill_cuda_graph
 
 
-def build_spec(model_runner: Any, target: Target, settings: PluginSettings) -> CaptureSpec:
+def build_spec(model_runner: Any, target: Target, settings: PluginSettings, rank: Rank) -> CaptureSpec:
     """What a capture of this server holds by default.
 
     Raises:
@@ -155,7 +155,7 @@ def build_spec(model_runner: Any, target: Target, settings: PluginSettings) -> C
         revision=args.revision or "",
         sglang_version=metadata.version("sglang"),
         plugin_version=metadata.version("sglang-capture"),
-        ranks={"tp": int(args.tp_size), "dp": rank_of(model_runner).writers, "pp": int(args.pp_size)},
+        ranks={"tp": int(args.tp_size), "dp": rank.writers, "pp": rank.stages},
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
 

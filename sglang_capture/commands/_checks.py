@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from sglang_capture import spool as spools
 from sglang_capture.client import SERVICE_URL, EngineError, ServiceClient, ServiceError, SGLangClient
@@ -24,11 +24,9 @@ from sglang_capture.errors import UsageError
 from sglang_capture.layers import LayerError
 from sglang_capture.probe import NoProbeError, Prober, server_api_key
 from sglang_capture.quota import cgroup_headroom, free_bytes
-from sglang_capture.selftest import run_self_test
+from sglang_capture.selftest import Finding, State, run_self_test
 from sglang_capture.settings import SettingsError, plugin_settings
 from sglang_capture.spool import SpoolError, SpoolStatus
-
-State = Literal["ok", "warn", "wrong"]
 
 _GROUP, _ENTRY_POINT = "sglang.srt.plugins", "sglang_capture"
 _HOOKS_MODULE = "sglang_capture_patches.compat"
@@ -39,13 +37,8 @@ _LITTLE_SPOOL = 1 << 30
 
 
 @dataclass(frozen=True)
-class Check:
-    """One finding; ``advice`` says what to do where something can be done."""
-
-    name: str
-    state: State
-    found: str
-    advice: str = ""
+class Check(Finding):
+    """A finding as the command prints it."""
 
     def line(self) -> str:
         return f"{self.name}: {self.found}" + (f". {self.advice}" if self.advice else "")

@@ -17,7 +17,8 @@ from sglang_capture.errors import CaptureError
 from sglang_capture.oracle import Oracle
 from sglang_capture.probe import Prober
 from sglang_capture.references import Reference, ServerReference, TransformersReference
-from sglang_capture.verify_sources import Source, open_source
+from sglang_capture.source import Source
+from sglang_capture.verify_sources import open_source
 
 Progress = Callable[[int, int], None]
 """Called with the captures recomputed and how many there will be."""

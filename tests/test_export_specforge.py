@@ -104,7 +104,7 @@ def test_a_file_holds_its_own_rows_and_no_others(tmp_path: Path) -> None:
 def test_two_thousand_files_a_folder(row: int, name: str) -> None:
     exporter = get_exporter("specforge")
     assert isinstance(exporter, FileExporter)
-    assert exporter.file_name(row, "any") == name
+    assert exporter.file_name(row) == name
 
 
 @pytest.mark.parametrize(

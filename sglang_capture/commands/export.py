@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sglang_capture.commands._output import error_console, human_bytes, plural, print_json, progress_bar, say
+from sglang_capture.commands.verify import print_report
 from sglang_capture.errors import UsageError
 
 if TYPE_CHECKING:
     from sglang_capture.export import ExportSummary
+    from sglang_capture.verify import VerifyReport
+
+_SOME = "For some formats"
 
 _SHOWN = 10
 """Skipped samples that are printed one by one; --json has all of them."""
@@ -24,6 +28,30 @@ def export(
     ids: Annotated[
         str | None, typer.Option(help="Only these samples: ids with commas between, or @FILE with one id a line.")
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Directory of the target's weights, for formats that need some of them.", rich_help_panel=_SOME
+        ),
+    ] = None,
+    draft_vocab_size: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens in the draft's vocabulary: the most frequent ones.", rich_help_panel=_SOME),
+    ] = None,
+    seq_length: Annotated[
+        int | None, typer.Option(min=2, help="Cut longer samples to so many tokens.", rich_help_panel=_SOME)
+    ] = None,
+    fp8: Annotated[
+        bool,
+        typer.Option("--fp8", help="Hidden states as float8, with a scale for each token.", rich_help_panel=_SOME),
+    ] = False,
+    verify_with: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL", help="Then recompute a sample of what was written, with transformers and this model."
+        ),
+    ] = None,
+    sample: Annotated[int, typer.Option(min=1, help="How many samples --verify-with recomputes.")] = 8,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Write a dataset in a trainer's own format.
@@ -32,16 +60,28 @@ def export(
 
     Example: `sglang-capture export captures --to specforge captures-specforge`
     """
-    from sglang_capture.export import export_dataset
+    from sglang_capture.export import ExportOptions, export_dataset
 
+    options = ExportOptions(model=model, draft_vocab_size=draft_vocab_size, seq_length=seq_length, fp8=fp8)
     with progress_bar("Exporting") as progress:
-        summary = export_dataset(dataset, to, out, ids=_ids(ids), progress=progress)
-    if as_json:
-        print_json(summary)
-    else:
+        summary = export_dataset(dataset, to, out, ids=_ids(ids), options=options, progress=progress)
+    if not as_json:
         _print(summary)
-    if not summary.complete:
+    report = _verify(summary, verify_with, sample) if verify_with is not None and summary.samples else None
+    if as_json:
+        print_json({**summary.model_dump(), "verification": report.model_dump(mode="json") if report else None})
+    elif report is not None:
+        print_report(report)
+    if not summary.complete or (report is not None and not report.ok):
         raise typer.Exit(1)
+
+
+def _verify(summary: ExportSummary, model: str, sample: int) -> VerifyReport:
+    """Recompute what lies in the folder, read as the trainer reads it."""
+    from sglang_capture.verify import verify_dataset
+
+    with progress_bar("Recomputing") as progress:
+        return verify_dataset(Path(summary.out), model=model, sample=sample, progress=progress)
 
 
 def _ids(text: str | None) -> list[str] | None:
@@ -71,4 +111,4 @@ def _print(summary: ExportSummary) -> None:
     for skip in summary.skipped[:_SHOWN]:
         say(f"skipped {skip.sample_id}: {skip.reason}", "wrong", console=console)
     if summary.skipped:
-        say(f"{plural(len(summary.skipped), 'sample')} skipped: capture them again", "wrong", console=console)
+        say(f"{plural(len(summary.skipped), 'sample')} skipped", "wrong", console=console)

@@ -66,6 +66,7 @@ def verify(
     Example: `sglang-capture verify captures --sample 16`
     """
     from sglang_capture.errors import UsageError
+    from sglang_capture.export.folder import read_lineage
     from sglang_capture.shards import check_dataset
     from sglang_capture.shards.manifest import MANIFEST_NAME
     from sglang_capture.spool import DEFAULT_DIRECTORY
@@ -75,7 +76,7 @@ def verify(
         raise UsageError(
             "--model is what transformers loads, and --with-server asks a server instead: name one of them"
         )
-    if (path / MANIFEST_NAME).exists():
+    if (path / MANIFEST_NAME).exists() and read_lineage(path) is None:
         check_dataset(path, deep=checksums)
     with progress_bar("Recomputing") as progress:
         if with_server is None:
@@ -103,12 +104,13 @@ def verify(
     if as_json:
         print_json(report)
     else:
-        _print(report)
+        print_report(report)
     if not report.ok:
         raise typer.Exit(1)
 
 
-def _print(report: VerifyReport) -> None:
+def print_report(report: VerifyReport) -> None:
+    """The report as people read it."""
     from rich.console import Console
     from rich.table import Column, Table
 

@@ -11,11 +11,13 @@ from typing import Final
 
 from sglang_capture.errors import UsageError
 from sglang_capture.export.base import Exporter, ExportError, ExportSummary, Progress, SkippedSample
+from sglang_capture.export.options import NO_OPTIONS, ExportOptions, flag
 from sglang_capture.export.specforge import SpecForgeEagle3
 from sglang_capture.shards import CaptureDataset, check_dataset
 
 __all__ = [
     "ExportError",
+    "ExportOptions",
     "ExportSummary",
     "Exporter",
     "SkippedSample",
@@ -26,6 +28,8 @@ __all__ = [
 
 _EXPORTERS: Final[tuple[Exporter, ...]] = (SpecForgeEagle3(),)
 
+_ALIASES: Final = {"specforge-eagle3": "specforge"}
+
 
 def exporters() -> tuple[Exporter, ...]:
     """Every exporter there is."""
@@ -33,13 +37,13 @@ def exporters() -> tuple[Exporter, ...]:
 
 
 def get_exporter(name: str) -> Exporter:
-    """The exporter of that name.
+    """The exporter of that name, or of a name it also goes by.
 
     Raises:
         UsageError: there is none; the message lists the names there are.
     """
     for exporter in _EXPORTERS:
-        if exporter.name == name:
+        if exporter.name == _ALIASES.get(name, name):
             return exporter
     known = ", ".join(f"{exporter.name} ({exporter.description})" for exporter in _EXPORTERS)
     raise UsageError(f"unknown export format {name!r}: give one of {known}")
@@ -51,23 +55,31 @@ def export_dataset(
     out: Path,
     *,
     ids: Iterable[str] | None = None,
+    options: ExportOptions = NO_OPTIONS,
     progress: Progress = lambda done, total: None,
 ) -> ExportSummary:
     """Write a dataset, or the samples ``ids`` of it, in a trainer's format; an interrupted export goes on.
 
     Raises:
-        UsageError: the format or a sample id is unknown.
+        UsageError: the format or a sample id is unknown, or the format does not take an option.
         ExportError: the format cannot hold these captures, or ``out`` cannot be written or holds something else.
         DatasetError: the dataset cannot be read, or a shard is not what its checksum says.
     """
     exporter = get_exporter(to)
+    _check_options(exporter, options)
     check_dataset(dataset_path, deep=True)
     dataset = CaptureDataset(dataset_path, rank=0, world_size=1)
-    exporter.check(dataset.spec)
+    exporter.check(dataset.spec, options)
     rows = _rows(dataset, ids)
     if not rows:
         raise ExportError(f"nothing to export: {dataset_path} holds {len(dataset)} samples, and none was asked for")
-    return exporter.export(dataset, out, rows, progress)
+    return exporter.export(dataset, out, rows, options, progress)
+
+
+def _check_options(exporter: Exporter, options: ExportOptions) -> None:
+    for option in sorted(options.given - exporter.options):
+        takers = ", ".join(other.name for other in _EXPORTERS if option in other.options)
+        raise UsageError(f"{exporter.name} takes no {flag(option)}; formats that do: {takers or 'none'}")
 
 
 def _rows(dataset: CaptureDataset, ids: Iterable[str] | None) -> list[int]:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from pydantic import BaseModel, Field
 
 from sglang_capture.errors import CaptureError
+from sglang_capture.export.options import ExportOptions
 from sglang_capture.shards import CaptureDataset
+from sglang_capture.source import Source
 from sglang_capture.spec import CaptureSpec
+
+if TYPE_CHECKING:
+    from sglang_capture.export.folder import Lineage
 
 Progress = Callable[[int, int], None]
 """Called with the samples done and the samples in all."""
@@ -45,22 +50,45 @@ class ExportSummary(BaseModel):
         return not self.skipped
 
 
+class UnfitSampleError(Exception):
+    """A sample that the trainer must not get; it is skipped, and the reason told."""
+
+
 class Exporter(Protocol):
-    """One trainer's format. A module of this package, and one entry in the registry (``__init__.py``)."""
+    """One trainer's format. A module of this package, and one entry in the registry (``__init__.py``).
+
+    Attributes:
+        name: as ``--to`` takes it.
+        description: the trainer and the files, in a few words.
+        options: the fields of :class:`ExportOptions` that the format takes; others are refused before it is asked.
+    """
 
     name: str
     description: str
+    options: frozenset[str]
 
-    def check(self, spec: CaptureSpec) -> None:
+    def check(self, spec: CaptureSpec, options: ExportOptions) -> None:
         """Refuse captures that the trainer would read without complaint, and train wrongly on.
 
         Raises:
             ExportError: with the reason and the remedy.
         """
 
-    def export(self, dataset: CaptureDataset, out: Path, rows: Sequence[int], progress: Progress) -> ExportSummary:
+    def export(
+        self, dataset: CaptureDataset, out: Path, rows: Sequence[int], options: ExportOptions, progress: Progress
+    ) -> ExportSummary:
         """Write samples ``rows`` of ``dataset``, which passed :meth:`check`, below ``out``.
 
         Raises:
             ExportError: ``out`` cannot be written, or holds something else.
+        """
+
+    def read(self, out: Path, lineage: Lineage) -> Source:
+        """The samples that were written below ``out``, found and read as the trainer finds and reads them.
+
+        Each comes back as a dump: the ids and rows of the files, in the places that the trainer takes them for, with a
+        spec that says what the files hold of the dataset's. ``verify`` recomputes these.
+
+        Raises:
+            CaptureError: here or in ``load``: what is there cannot be read.
         """

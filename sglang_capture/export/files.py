@@ -2,58 +2,61 @@
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, BinaryIO, Final
 
 import torch
 
 from sglang_capture.dump import Dump
-from sglang_capture.export.base import ExportSummary, Progress, SkippedSample
-from sglang_capture.export.folder import ExportFolder, FileRecord
+from sglang_capture.export.base import ExportSummary, Progress, SkippedSample, UnfitSampleError
+from sglang_capture.export.final_norm import FinalNorm
+from sglang_capture.export.folder import ExportFolder, FileRecord, Lineage, read_records
+from sglang_capture.export.needs import POST, PRE, final_norm_for_post
+from sglang_capture.export.options import ExportOptions
+from sglang_capture.export.parallel import in_parallel
+from sglang_capture.export.samples import cut, mask_notes
 from sglang_capture.shards import CaptureDataset
+from sglang_capture.source import Source, SourceError
 from sglang_capture.spec import CaptureSpec
 
-_THREADS: Final = min(4, os.cpu_count() or 1)
-"""Samples written at once: what bounds the memory an export takes."""
-
-_Item = TypeVar("_Item")
-_Result = TypeVar("_Result")
-
-
-class UnfitSampleError(Exception):
-    """A sample that the trainer must not get; it is skipped, and the reason told."""
+_FILES_A_FOLDER: Final = 2000
 
 
 class FileExporter(ABC):
-    """A format that keeps each sample in a ``torch.save`` file of its own."""
+    """A format that keeps each sample in a file of its own, by default one of ``torch.save``.
+
+    Attributes:
+        options: see :class:`Exporter`. With ``model``, the last hidden state after the final norm is computed where
+            the dataset holds only the one before it; with ``seq_length``, longer samples are cut.
+        suffix: how the files' names end.
+        folder: where the files go, below the export's folder.
+    """
 
     name: str
     description: str
+    options: frozenset[str] = frozenset()
+    suffix: str = ".ckpt"
+    folder: str = ""
 
     @abstractmethod
-    def check(self, spec: CaptureSpec) -> None:
+    def check(self, spec: CaptureSpec, options: ExportOptions) -> None:
         """See :meth:`Exporter.check`."""
 
     @abstractmethod
-    def file_name(self, row: int, sample_id: str) -> str:
-        """Where sample number ``row`` of the dataset goes, below the folder."""
-
-    @abstractmethod
-    def encode(self, sample: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        """The content of the file of a :class:`CaptureDataset` sample.
+    def encode(self, sample: Mapping[str, Any]) -> dict[str, Any]:
+        """The content of the file of a :class:`CaptureDataset` sample; its ``metadata`` is what was kept beside it.
 
         Raises:
             UnfitSampleError: the trainer must not get it.
         """
 
     @abstractmethod
-    def decode(self, content: Mapping[str, torch.Tensor], sample_id: str, spec: CaptureSpec) -> Dump:
-        """What :meth:`encode` wrote, as the dump it came from, so that ``verify`` can prove an export.
+    def decode(self, content: Mapping[str, Any], sample_id: str, spec: CaptureSpec) -> Dump:
+        """What the trainer sees in a file, as the dump it came from, so that ``verify`` can prove an export.
 
         ``spec`` is the dataset's; the dump's own says what the file holds of it.
         """
@@ -62,15 +65,33 @@ class FileExporter(ABC):
     def notes(self, spec: CaptureSpec) -> list[str]:
         """What the user must know about an export of captures of ``spec``."""
 
-    def export(self, dataset: CaptureDataset, out: Path, rows: Sequence[int], progress: Progress) -> ExportSummary:
+    def save(self, content: dict[str, Any], sink: BinaryIO) -> None:
+        """Write what :meth:`encode` gave."""
+        torch.save(content, sink)
+
+    def load(self, file: Path) -> Mapping[str, Any]:
+        """Read it again; tensors may be views of the file's pages."""
+        content: Mapping[str, Any] = torch.load(file, weights_only=True, mmap=True)
+        return content
+
+    def file_name(self, row: int) -> str:
+        """Where sample number ``row`` of the dataset goes, below the export's folder: 2000 files a folder."""
+        first = row - row % _FILES_A_FOLDER
+        return f"{self.folder}rows_{first}-{first + _FILES_A_FOLDER}/data_{row}{self.suffix}"
+
+    def beside(self, dataset: CaptureDataset, rows: Sequence[int], options: ExportOptions) -> dict[str, Any]:
+        """Files that the trainer wants beside the samples: by name, what ``torch.save`` is given."""
+        return {}
+
+    def export(
+        self, dataset: CaptureDataset, out: Path, rows: Sequence[int], options: ExportOptions, progress: Progress
+    ) -> ExportSummary:
         """See :meth:`Exporter.export`; files that are there and proven are kept."""
+        norm = final_norm_for_post(dataset.spec, options)
         done, written, skipped, size = 0, 0, [], 0
-        with ExportFolder(out, self.name, dataset) as folder:
-
-            def export_one(row: int) -> tuple[FileRecord, bool] | SkippedSample:
-                return self._export_one(folder, dataset, row)
-
-            for outcome in _in_parallel(export_one, rows):
+        with ExportFolder(out, self.name, dataset, options) as folder:
+            writer = _Writer(self, folder, dataset, norm, options.seq_length)
+            for outcome in in_parallel(writer.write, rows):
                 if isinstance(outcome, SkippedSample):
                     skipped.append(outcome)
                 else:
@@ -81,6 +102,8 @@ class FileExporter(ABC):
                         written += 1
                 done += 1
                 progress(done, len(rows))
+            for name, content in self.beside(dataset, rows, options).items():
+                size += folder.write(name, "", partial(torch.save, content)).bytes
             summary = ExportSummary(
                 format=self.name,
                 dataset=str(dataset.path),
@@ -89,61 +112,53 @@ class FileExporter(ABC):
                 written=written,
                 skipped=skipped,
                 bytes=size,
-                notes=[*self.notes(dataset.spec), *_mask_notes(dataset, rows)],
+                notes=[
+                    *self.notes(dataset.spec),
+                    *([norm.note] if norm else []),
+                    *mask_notes(dataset, rows, options.seq_length),
+                ],
             )
             folder.finish(summary)
         return summary
 
-    def _export_one(
-        self, folder: ExportFolder, dataset: CaptureDataset, row: int
-    ) -> tuple[FileRecord, bool] | SkippedSample:
-        sample_id = dataset.ids[row]
-        file = self.file_name(row, sample_id)
-        if record := folder.proven(file, sample_id):
+    def read(self, out: Path, lineage: Lineage) -> Source:
+        """See :meth:`Exporter.read`."""
+        files = {record.sample_id: out / record.file for record in read_records(out).values()}
+
+        def load(sample_id: str) -> Dump:
+            file = files[sample_id]
+            try:
+                return self.decode(self.load(file), sample_id, lineage.spec)
+            except Exception as error:  # whatever the reader and the tensors' shapes raise
+                raise SourceError(f"{file} is not what was exported ({error}): run the export again") from error
+
+        return Source(list(files), load)
+
+
+@dataclass(frozen=True)
+class _Writer:
+    """Writes samples of a dataset, several at once."""
+
+    exporter: FileExporter
+    folder: ExportFolder
+    dataset: CaptureDataset
+    norm: FinalNorm | None
+    seq_length: int | None
+
+    def write(self, row: int) -> tuple[FileRecord, bool] | SkippedSample:
+        """The record of a sample's file, and whether it was written now; or why there is none."""
+        sample_id = self.dataset.ids[row]
+        file = self.exporter.file_name(row)
+        if record := self.folder.proven(file, sample_id):
             return record, False
         try:
-            content = self.encode(dataset[row])
+            content = self.exporter.encode(self._sample(row))
         except UnfitSampleError as unfit:
             return SkippedSample(sample_id=sample_id, reason=str(unfit))
-        return folder.write(file, sample_id, lambda sink: torch.save(content, sink)), True
+        return self.folder.write(file, sample_id, lambda sink: self.exporter.save(content, sink)), True
 
-
-def _mask_notes(dataset: CaptureDataset, rows: Sequence[int]) -> list[str]:
-    """A mask of all ones is right for plain text and wrong for a conversation: nobody but the user can tell."""
-    ones = sum(bool(dataset[row]["loss_mask"].all()) for row in rows)
-    if not ones:
-        return []
-    return [
-        f"{ones} of {len(rows)} samples have a loss mask of all ones, so every token of them is trained: as is usual "
-        "for prompts, input_ids without a mask, and requests that were marked by hand (--ids chooses samples)"
-    ]
-
-
-def as_bfloat16(name: str, rows: torch.Tensor) -> torch.Tensor:
-    """``rows`` in bfloat16, all finite, in a storage of their own size (``torch.save`` writes the whole storage).
-
-    Raises:
-        UnfitSampleError: a row holds NaN or Inf, by itself or in bfloat16; ``name`` is told with the row.
-    """
-    converted = rows.to(torch.bfloat16)
-    lowest, highest = torch.aminmax(converted)
-    if not (lowest.isfinite() and highest.isfinite()):
-        first = int(converted.flatten(1).isfinite().all(dim=1).int().argmin())
-        raise UnfitSampleError(f"{name} holds NaN or Inf, first in row {first}")
-    return converted if converted.untyped_storage().nbytes() == converted.nbytes else converted.clone()
-
-
-def _in_parallel(work: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:
-    """The results of ``work`` in order, with a bounded number of items under way; the first exception ends it."""
-    with ThreadPoolExecutor(_THREADS) as pool:
-        pending: deque[Future[_Result]] = deque()
-        try:
-            for item in items:
-                pending.append(pool.submit(work, item))
-                if len(pending) >= 2 * _THREADS:
-                    yield pending.popleft().result()
-            while pending:
-                yield pending.popleft().result()
-        finally:
-            for future in pending:
-                future.cancel()
+    def _sample(self, row: int) -> dict[str, Any]:
+        sample = cut(self.dataset[row], self.seq_length)
+        if self.norm is not None:
+            sample[POST] = self.norm(sample[PRE])
+        return {**sample, "metadata": self.dataset.metadata(row)}

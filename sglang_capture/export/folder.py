@@ -24,6 +24,7 @@ import xxhash
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from sglang_capture.export.base import ExportError, ExportSummary
+from sglang_capture.export.options import NO_OPTIONS, ExportOptions, flag
 from sglang_capture.layers import output_of
 from sglang_capture.shards import CaptureDataset
 from sglang_capture.shards.check import checksum
@@ -41,6 +42,7 @@ class Lineage(BaseModel):
 
     lineage_version: int = 1
     format: str
+    options: ExportOptions = NO_OPTIONS
     dataset: str
     dataset_id: str
     spec_digest: str
@@ -69,10 +71,13 @@ class ExportFolder:
         ExportError: it holds something else, another process exports into it, or it cannot be written.
     """
 
-    def __init__(self, out: Path, format_name: str, dataset: CaptureDataset) -> None:
+    def __init__(
+        self, out: Path, format_name: str, dataset: CaptureDataset, options: ExportOptions = NO_OPTIONS
+    ) -> None:
         self.out = out
         self._lineage = Lineage(
             format=format_name,
+            options=options,
             dataset=str(dataset.path.resolve()),
             dataset_id=dataset.manifest.dataset_id,
             spec_digest=dataset.manifest.spec_digest,
@@ -230,6 +235,16 @@ def _check_free_or_ours(out: Path, lineage: Lineage) -> None:
             f"{out} holds the {found.format} export of {found.dataset} (dataset {found.dataset_id}), "
             f"not the {lineage.format} export of {lineage.dataset} (dataset {lineage.dataset_id}): give another folder"
         )
+    if found.options != lineage.options:
+        raise ExportError(
+            f"{out} holds an export with {_options(found)}, and not with {_options(lineage)}: give the same options, "
+            "or another folder"
+        )
+
+
+def _options(lineage: Lineage) -> str:
+    given = lineage.options.given
+    return " ".join(f"{flag(name)} {getattr(lineage.options, name)}" for name in sorted(given)) or "no options"
 
 
 def _is_ours(path: Path) -> bool:

@@ -19,71 +19,43 @@ It checks neither lengths nor values, so both are ours to guarantee. Its layer n
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
-
-import torch
+from typing import Any
 
 from sglang_capture.dump import Dump
-from sglang_capture.export.base import ExportError
-from sglang_capture.export.files import FileExporter, as_bfloat16
+from sglang_capture.export.files import FileExporter
+from sglang_capture.export.needs import POST, need_post, need_three_layers
+from sglang_capture.export.options import ExportOptions
+from sglang_capture.export.samples import as_bfloat16, dtype_notes, dump_of
 from sglang_capture.export.serving import eagle3_serving_note
 from sglang_capture.layers import output_of
 from sglang_capture.spec import CaptureSpec
-
-_FILES_A_FOLDER: Final = 2000
 
 
 class SpecForgeEagle3(FileExporter):
     name = "specforge"
     description = "SpecForge EAGLE-3, offline (.ckpt, bfloat16)"
+    options = frozenset({"model", "seq_length"})
 
-    def check(self, spec: CaptureSpec) -> None:
-        layers = list(spec.layers)
-        if len(layers) != 3:
-            raise ExportError(
-                f"SpecForge's EAGLE-3 takes exactly 3 layers; found {len(layers)} ({layers}): capture again "
-                "with three, for example the default ones (SGLANG_CAPTURE_LAYERS unset)"
-            )
-        if 0 in layers:
-            raise ExportError(
-                f"SpecForge's EAGLE-3 takes outputs of layers, and index 0 of {layers} is the token embeddings, which "
-                "no server can feed a draft: capture again with three indices from 1 up"
-            )
-        if "last_hidden_state" not in spec.last_hidden_keys:
-            raise ExportError(
-                "SpecForge needs the last hidden state after the final norm (post), and applies no norm itself; "
-                f"found last_hidden = {spec.last_hidden}: capture again with SGLANG_CAPTURE_LAST_HIDDEN=post"
-            )
+    def check(self, spec: CaptureSpec, options: ExportOptions) -> None:
+        need_three_layers("SpecForge's EAGLE-3", spec)
+        need_post("SpecForge", spec, options)
 
-    def file_name(self, row: int, sample_id: str) -> str:
-        first = row - row % _FILES_A_FOLDER
-        return f"rows_{first}-{first + _FILES_A_FOLDER}/data_{row}.ckpt"
-
-    def encode(self, sample: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    def encode(self, sample: Mapping[str, Any]) -> dict[str, Any]:
         return {
             "input_ids": sample["input_ids"],
-            "loss_mask": sample["loss_mask"].to(torch.int64),
+            "loss_mask": sample["loss_mask"].long(),
             "aux_hidden_state": as_bfloat16("hidden_states", sample["hidden_states"]).flatten(1)[None],
-            "hidden_state": as_bfloat16("last_hidden_state", sample["last_hidden_state"])[None],
+            "hidden_state": as_bfloat16(POST, sample[POST])[None],
         }
 
-    def decode(self, content: Mapping[str, torch.Tensor], sample_id: str, spec: CaptureSpec) -> Dump:
-        held = spec.model_copy(update={"dtype": "bfloat16", "last_hidden": "post"})
-        return Dump(
-            capture_id=sample_id,
-            request_id="",
-            spec=held,
-            input_ids=content["input_ids"],
-            hidden_states=content["aux_hidden_state"][0].reshape(-1, len(spec.layers), spec.hidden_size),
-            last_hidden={"last_hidden_state": content["hidden_state"][0]},
-        )
+    def decode(self, content: Mapping[str, Any], sample_id: str, spec: CaptureSpec) -> Dump:
+        last = {POST: content["hidden_state"][0]}
+        return dump_of(sample_id, spec, content["input_ids"], content["aux_hidden_state"][0], last)
 
     def notes(self, spec: CaptureSpec) -> list[str]:
         layers, outputs = list(spec.layers), list(output_of(spec.layers))
-        notes = [
+        return [
             f"aux_hidden_state holds hidden-state indices {layers}: outputs of layers {outputs}, as SpecForge counts",
             eagle3_serving_note(spec),
+            *dtype_notes(spec),
         ]
-        if spec.dtype != "bfloat16":
-            notes.append(f"hidden states were converted from {spec.dtype} to bfloat16")
-        return notes

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from sglang_capture.catalog import CaptureRow, JobErrorRow, JobProgress, JobRow, ShardRow
 from sglang_capture.catalog.tables import CaptureState, FailureKind, JobState
+from sglang_capture.export.options import ExportOptions
 from sglang_capture.mark import CAPTURE_ID
 from sglang_capture.spec import CaptureSpec, LastHidden
 from sglang_capture.spool import SpoolStatus
@@ -247,10 +248,8 @@ class JobRecord(BaseModel):
         )
 
 
-class ExportRequest(BaseModel):
-    """A dataset to export for a trainer."""
-
-    model_config = ConfigDict(extra="forbid")
+class ExportRequest(ExportOptions):
+    """A dataset to export for a trainer; the options are those of the command."""
 
     dataset: CaptureId = Field(description="name of a dataset below the data directory")
     to: str = Field(
@@ -262,6 +261,10 @@ class ExportRequest(BaseModel):
         "service is on loopback",
     )
     ids: list[CaptureId] | None = Field(default=None, description="only these samples")
+
+    @property
+    def options(self) -> ExportOptions:
+        return ExportOptions(**self.model_dump(include=set(ExportOptions.model_fields)))
 
 
 class EngineHealth(BaseModel):

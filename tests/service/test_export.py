@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,12 @@ def test_only_the_samples_that_are_named_are_exported(service: httpx.Client, dat
     assert service.post("/capture/export", json=body).json()["samples"] == 1
 
 
+def test_the_options_are_those_of_the_command(service: httpx.Client, dataset: str, tmp_path: Path) -> None:
+    service.post("/capture/export", json={"dataset": dataset, "to": "specforge", "seq_length": 2}).raise_for_status()
+    lineage = json.loads((tmp_path / f"data/exports/{dataset}-specforge/sglang_capture_export.json").read_text())
+    assert lineage["options"] == {"model": None, "draft_vocab_size": None, "seq_length": 2, "fp8": False}
+
+
 def test_on_loopback_any_folder_may_be_named(service: httpx.Client, dataset: str, tmp_path: Path) -> None:
     out = tmp_path / "elsewhere"
     body = {"dataset": dataset, "to": "specforge", "out": str(out)}
@@ -49,6 +56,8 @@ def test_on_loopback_any_folder_may_be_named(service: httpx.Client, dataset: str
         ({"dataset": ".."}, 422, "invalid-request"),
         ({"to": "nonsense"}, 422, "export-refused"),
         ({"ids": ["nobody"]}, 422, "export-refused"),
+        ({"fp8": True}, 422, "export-refused"),
+        ({"seq_length": 1}, 422, "invalid-request"),
         ({"typo": 1}, 422, "invalid-request"),
     ],
 )

@@ -73,4 +73,6 @@ def test_off_loopback_clients_name_no_files(tmp_path: Path, sglang: StandInServe
         problem(client.post("/capture/jobs", json={"path": str(file)}), 403, "path-not-allowed")
         body = {"dataset": dataset, "to": "specforge", "out": str(tmp_path / "out")}
         problem(client.post("/capture/export", json=body), 403, "path-not-allowed")
+        body = {"dataset": dataset, "to": "specforge", "model": str(tmp_path)}
+        problem(client.post("/capture/export", json=body), 403, "path-not-allowed")
         assert client.get("/health", headers={"Host": "gpu-17.example"}).status_code == 200

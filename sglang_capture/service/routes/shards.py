@@ -104,8 +104,16 @@ async def export(
     """
     dataset = service.datasets.existing(request.dataset)
     out = _out(service, request)
+    if request.model is not None and not service.settings.on_loopback:
+        raise ProblemError(
+            "path-not-allowed",
+            "clients of another machine may name no directory of a model: export on the service's machine, with "
+            "sglang-capture export",
+        )
     try:
-        return await run_in_threadpool(export_dataset, dataset, request.to, out, ids=request.ids)
+        return await run_in_threadpool(
+            export_dataset, dataset, request.to, out, ids=request.ids, options=request.options
+        )
     except CaptureError as error:
         raise ProblemError("export-refused", str(error)) from error
 

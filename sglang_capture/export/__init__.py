@@ -10,9 +10,17 @@ from pathlib import Path
 from typing import Final
 
 from sglang_capture.errors import UsageError
+from sglang_capture.export.angelslim import AngelSlimEagle3
+from sglang_capture.export.angelslim_dflash import AngelSlimDFlash
 from sglang_capture.export.base import Exporter, ExportError, ExportSummary, Progress, SkippedSample
+from sglang_capture.export.eagle import Eagle
+from sglang_capture.export.modelopt import ModelOpt
 from sglang_capture.export.options import NO_OPTIONS, ExportOptions, flag
 from sglang_capture.export.specforge import SpecForgeEagle3
+from sglang_capture.export.specforge_dflash import SpecForgeDFlash
+from sglang_capture.export.specforge_dspark import SpecForgeDSpark
+from sglang_capture.export.tensors import SafeTensors
+from sglang_capture.export.torchspec import TorchSpec
 from sglang_capture.shards import CaptureDataset, check_dataset
 
 __all__ = [
@@ -26,7 +34,17 @@ __all__ = [
     "get_exporter",
 ]
 
-_EXPORTERS: Final[tuple[Exporter, ...]] = (SpecForgeEagle3(),)
+_EXPORTERS: Final[tuple[Exporter, ...]] = (
+    SpecForgeEagle3(),
+    SpecForgeDFlash(),
+    SpecForgeDSpark(),
+    ModelOpt(),
+    AngelSlimEagle3(),
+    AngelSlimDFlash(),
+    Eagle(),
+    TorchSpec(),
+    SafeTensors(),
+)
 
 _ALIASES: Final = {"specforge-eagle3": "specforge"}
 

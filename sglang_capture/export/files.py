@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, NamedTuple
 
 import torch
 
@@ -24,6 +24,13 @@ from sglang_capture.source import Source, SourceError
 from sglang_capture.spec import CaptureSpec
 
 _FILES_A_FOLDER: Final = 2000
+
+
+class Beside(NamedTuple):
+    """Files beside the samples: by name, what ``torch.save`` is given; and what the user must know of them."""
+
+    files: dict[str, Any]
+    notes: list[str]
 
 
 class FileExporter(ABC):
@@ -79,9 +86,9 @@ class FileExporter(ABC):
         first = row - row % _FILES_A_FOLDER
         return f"{self.folder}rows_{first}-{first + _FILES_A_FOLDER}/data_{row}{self.suffix}"
 
-    def beside(self, dataset: CaptureDataset, rows: Sequence[int], options: ExportOptions) -> dict[str, Any]:
-        """Files that the trainer wants beside the samples: by name, what ``torch.save`` is given."""
-        return {}
+    def beside(self, dataset: CaptureDataset, rows: Sequence[int], options: ExportOptions) -> Beside:
+        """What the trainer wants beside the samples, made from all of them."""
+        return Beside({}, [])
 
     def export(
         self, dataset: CaptureDataset, out: Path, rows: Sequence[int], options: ExportOptions, progress: Progress
@@ -102,7 +109,8 @@ class FileExporter(ABC):
                         written += 1
                 done += 1
                 progress(done, len(rows))
-            for name, content in self.beside(dataset, rows, options).items():
+            beside = self.beside(dataset, rows, options)
+            for name, content in beside.files.items():
                 size += folder.write(name, "", partial(torch.save, content)).bytes
             summary = ExportSummary(
                 format=self.name,
@@ -114,6 +122,7 @@ class FileExporter(ABC):
                 bytes=size,
                 notes=[
                     *self.notes(dataset.spec),
+                    *beside.notes,
                     *([norm.note] if norm else []),
                     *mask_notes(dataset, rows, options.seq_length),
                 ],

@@ -45,6 +45,15 @@ def need_post(trainer: str, spec: CaptureSpec, options: ExportOptions) -> None:
         )
 
 
+def need_draft_vocabulary(spec: CaptureSpec, options: ExportOptions) -> None:
+    """Refuse a draft vocabulary that is larger than the target's, before anything is written."""
+    if options.draft_vocab_size is not None and options.draft_vocab_size > spec.vocab_size:
+        raise ExportError(
+            f"a draft vocabulary has at most the {spec.vocab_size} tokens of the target's; found "
+            f"{options.draft_vocab_size}: give another --draft-vocab-size"
+        )
+
+
 def final_norm_for_post(spec: CaptureSpec, options: ExportOptions) -> FinalNorm | None:
     """The norm that makes the state after it, where the captures hold only the one before it and a model is named.
 

@@ -45,6 +45,17 @@ def as_bfloat16(name: str, rows: torch.Tensor) -> torch.Tensor:
     return converted if converted.untyped_storage().nbytes() == converted.nbytes else converted.clone()
 
 
+def need_adjacent_supervised(mask: torch.Tensor) -> None:
+    """Refuse a sample in which no two tokens in a row are supervised, ``mask`` being 1 where they are, ``[T]``.
+
+    Raises:
+        UnfitSampleError: there are none.
+    """
+    supervised = mask.bool()
+    if not bool((supervised[:-1] & supervised[1:]).any()):
+        raise UnfitSampleError("no two tokens in a row are supervised, and the trainer stops at such a sample")
+
+
 def dtype_notes(spec: CaptureSpec) -> list[str]:
     """That rows were converted to bfloat16, if they were."""
     if spec.dtype == "bfloat16":

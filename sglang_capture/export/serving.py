@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sglang_capture.layers import eagle3_layers
+from sglang_capture.layers import eagle3_layers, output_of
 from sglang_capture.spec import CaptureSpec
 
 _AS_GIVEN: Final = frozenset(
@@ -44,4 +44,12 @@ def eagle3_serving_note(spec: CaptureSpec) -> str:
         f'for serving by SGLang, put "eagle_aux_hidden_state_layer_ids": {ids} into the eagle_config of the draft '
         f"(so it is for {spec.architecture}); without it SGLang feeds the draft the indices "
         f"{list(eagle3_layers(spec.num_layers))}"
+    )
+
+
+def dflash_serving_note(spec: CaptureSpec) -> str:
+    """What a DFlash draft's config must say; ``set_dflash_layers_to_capture`` adds 1 to each id, for every target."""
+    return (
+        f'the dflash_config of the draft must say "target_layer_ids": {list(output_of(spec.layers))}, outputs of '
+        f"layers (hidden-state indices {list(spec.layers)}), for training and for serving by SGLang"
     )

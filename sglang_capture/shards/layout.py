@@ -43,6 +43,8 @@ _DTYPES: Final = {
     "F16": torch.float16,
     "F32": torch.float32,
     "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn,
 }
 _NAMES: Final = {dtype: name for name, dtype in _DTYPES.items()}
 _ALIGNMENT: Final = 64

@@ -101,7 +101,7 @@ def test_a_changed_file_is_told_when_it_is_read_back(tmp_path: Path, exporter: F
     path = tmp_path / "out" / exporter.file_name(0)
     path.write_bytes(path.read_bytes()[:-200])
     source = open_source(tmp_path / "out")
-    with pytest.raises(Exception, match="is not what was exported .*run the export again"):
+    with pytest.raises(Exception, match=r"is not what was exported .*run the export again"):
         source.load(source.ids[0])
 
 
@@ -109,7 +109,7 @@ def test_a_changed_file_is_told_when_it_is_read_back(tmp_path: Path, exporter: F
 @pytest.mark.parametrize("layers", [(3, 31), (1, 2, 3, 4), (0, 3, 31)])
 def test_eagle3_takes_three_outputs_of_layers(tmp_path: Path, name: str, layers: tuple[int, ...]) -> None:
     make_dataset(tmp_path / "data", make_spec(layers=layers), [3])
-    with pytest.raises(ExportError, match="exactly 3 layers|token embeddings"):
+    with pytest.raises(ExportError, match=r"exactly 3 layers|token embeddings"):
         export_dataset(tmp_path / "data", name, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -20,12 +20,12 @@ from typing import Any, BinaryIO
 
 import torch
 from safetensors.torch import load_file
-from safetensors.torch import save as to_bytes
 
 from sglang_capture.dump import Dump
 from sglang_capture.export.files import FileExporter
 from sglang_capture.export.options import ExportOptions
 from sglang_capture.export.samples import check_finite, dump_of
+from sglang_capture.export.tensor_file import whole, write_tensors
 from sglang_capture.spec import CaptureSpec
 
 
@@ -50,7 +50,8 @@ class SafeTensors(FileExporter):
         return dump_of(sample_id, spec, content["input_ids"], content["hidden_states"], last, dtype=spec.dtype)
 
     def save(self, content: dict[str, Any], sink: BinaryIO) -> None:
-        sink.write(to_bytes(content["tensors"], content["metadata"]))
+        widest_first = sorted(content["tensors"].items(), key=lambda item: -item[1].itemsize)
+        write_tensors(sink, {name: whole(tensor) for name, tensor in widest_first}, content["metadata"])
 
     def load(self, file: Path) -> Mapping[str, Any]:
         tensors: dict[str, torch.Tensor] = load_file(file)

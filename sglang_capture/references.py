@@ -87,4 +87,5 @@ class ServerReference:
 
     def rows(self, dump: Dump) -> Rows:
         last_hidden: LastHidden = "none" if dump.spec.last_hidden == "none" else "both"
-        return rows_of(self._prober.take(dump.input_ids.tolist(), layers=dump.spec.layers, last_hidden=last_hidden))
+        layers = dump.spec.layers or self._prober.spec.layers  # an export may hold none, and a request must name some
+        return rows_of(self._prober.take(dump.input_ids.tolist(), layers=layers, last_hidden=last_hidden))

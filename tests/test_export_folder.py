@@ -103,6 +103,14 @@ def test_some_samples_by_id_keep_their_numbers(dataset: Path) -> None:
     assert set(contents(dataset.parent / "out")) == {"rows_0-2000/data_1.ckpt", "rows_0-2000/data_3.ckpt"}
 
 
+def test_samples_of_earlier_runs_are_told(dataset: Path) -> None:
+    assert not any("earlier runs" in note for note in export(dataset, ids=["shard1-1"]).notes)
+    summary = export(dataset, ids=["shard0-1"])
+    assert summary.samples == 1
+    assert any(note.startswith("1 more samples, of earlier runs") for note in summary.notes)
+    assert not any("earlier runs" in note for note in export(dataset).notes)
+
+
 def test_an_export_of_another_dataset_is_refused(dataset: Path, tmp_path: Path) -> None:
     export(dataset)
     before = contents(tmp_path / "out")

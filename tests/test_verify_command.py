@@ -18,6 +18,7 @@ from typer.testing import CliRunner, Result
 from sglang_capture.commands.verify import verify
 from sglang_capture.dump import Dump
 from sglang_capture.errors import UsageError
+from sglang_capture.export import export_dataset
 from sglang_capture.oracle import Oracle, States
 from sglang_capture.probe import ProbeError
 from sglang_capture.references import AnotherModelError
@@ -145,6 +146,14 @@ def test_a_second_server_is_asked_for_the_same_layers_and_nothing_is_left_there(
     report = json.loads(with_server(dataset, second_server, "--json").stdout)
     assert report["first_difference"]["name"] == "last_hidden_state_prenorm"
     assert {kind["looks_like"] for kind in report["kinds"] if not kind["ok"]} >= {"last_hidden_state"}
+
+
+def test_an_export_without_layers_is_compared_with_a_second_server_too(
+    dataset: Path, second_server: StandInServer, tmp_path: Path
+) -> None:
+    export_dataset(dataset, "eagle", tmp_path / "out")
+    report = json.loads(with_server(tmp_path / "out", second_server, "--json").stdout)
+    assert report["ok"] and [kind["name"] for kind in report["kinds"]] == ["last_hidden_state"]
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ class ExportSummary(BaseModel):
     samples: int = Field(description="samples asked for that are in the folder now, written before or in this run")
     written: int = Field(description="of these, written in this run; the others were there, and their content right")
     skipped: list[SkippedSample] = Field(description="samples left out")
-    bytes: int = Field(description="size of the files of these samples")
+    bytes: int = Field(description="size of the files of these samples, and of what lies beside them")
     notes: list[str] = Field(description="what the user must know: conversions, and what to put into a draft's config")
 
     @property

@@ -125,10 +125,18 @@ class FileExporter(ABC):
                     *beside.notes,
                     *([norm.note] if norm else []),
                     *mask_notes(dataset, rows, options.seq_length),
+                    *self._notes_of_others(folder, rows),
                 ],
             )
             folder.finish(summary)
         return summary
+
+    def _notes_of_others(self, folder: ExportFolder, rows: Sequence[int]) -> list[str]:
+        """Samples of earlier runs stay in the folder, and a trainer takes all that is there."""
+        others = len(folder.records.keys() - {self.file_name(row) for row in rows})
+        if not others:
+            return []
+        return [f"{others} more samples, of earlier runs, are in the folder: the trainer reads them too"]
 
     def read(self, out: Path, lineage: Lineage) -> Source:
         """See :meth:`Exporter.read`."""

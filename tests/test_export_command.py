@@ -69,11 +69,20 @@ def test_ids_come_with_commas_or_from_a_file(dataset: Path, tmp_path: Path, form
         (["--ids", "@absent.txt"], "expected a text file"),
         (["--ids", "nobody"], "not in"),
         (["--to", "spectral"], "unknown export format"),
+        (["--fp8"], "specforge takes no --fp8"),
     ],
 )
 def test_wrong_use_is_a_usage_error(dataset: Path, options: list[str], told: str) -> None:
     result = run(dataset, *options)
     assert isinstance(result.exception, UsageError) and told in str(result.exception)
+
+
+def test_options_reach_the_format(dataset: Path) -> None:
+    options = ["--to", "angelslim", "--draft-vocab-size", "9", "--seq-length", "3", "--model", "/models/unused"]
+    summary = json.loads(run(dataset, "--json", *options).stdout)
+    assert "1 of 2 samples were cut to their first 3 tokens" in summary["notes"]
+    lineage = json.loads((dataset.parent / "out/sglang_capture_export.json").read_text())
+    assert lineage["options"] == {"model": "/models/unused", "draft_vocab_size": 9, "seq_length": 3, "fp8": False}
 
 
 def test_help_has_an_example(dataset: Path) -> None:

@@ -136,7 +136,7 @@ class FileExporter(ABC):
         others = len(folder.records.keys() - {self.file_name(row) for row in rows})
         if not others:
             return []
-        return [f"{others} more samples, of earlier runs, are in the folder: the trainer reads them too"]
+        return [f"samples of earlier runs that are in the folder too, and that the trainer reads along: {others}"]
 
     def read(self, out: Path, lineage: Lineage) -> Source:
         """See :meth:`Exporter.read`."""

@@ -19,6 +19,7 @@ from sglang_capture.export.options import NO_OPTIONS, ExportOptions, flag
 from sglang_capture.export.specforge import SpecForgeEagle3
 from sglang_capture.export.specforge_dflash import SpecForgeDFlash
 from sglang_capture.export.specforge_dspark import SpecForgeDSpark
+from sglang_capture.export.speculators import Speculators
 from sglang_capture.export.tensors import SafeTensors
 from sglang_capture.export.torchspec import TorchSpec
 from sglang_capture.shards import CaptureDataset, check_dataset
@@ -44,6 +45,7 @@ _EXPORTERS: Final[tuple[Exporter, ...]] = (
     Eagle(),
     TorchSpec(),
     SafeTensors(),
+    Speculators(),
 )
 
 _ALIASES: Final = {"specforge-eagle3": "specforge"}

@@ -66,8 +66,8 @@ class FinalNorm:
                 "again with SGLANG_CAPTURE_LAST_HIDDEN=post"
             )
         directory = Path(model)
-        config = _config(directory)
-        _check_same_model(directory, config, spec)
+        config = read_config(directory)
+        check_same_model(directory, config, spec)
         eps = config.get("text_config", config).get("rms_norm_eps")
         if not isinstance(eps, float):
             raise ExportError(f"{directory / 'config.json'} has no rms_norm_eps: expected a number, found {eps!r}")
@@ -93,31 +93,44 @@ class FinalNorm:
         )
 
 
-def read_weight(directory: Path, name: str) -> torch.Tensor:
-    """One tensor of a model's safetensors files, by the index if there is one.
+def weight_files(directory: Path) -> dict[str, str]:
+    """The file that holds each tensor of a model, by the tensor's name, from the index if there is one.
 
     Raises:
-        ExportError: there is no such tensor, or a file cannot be read.
+        ExportError: there are no safetensors files, or one cannot be read.
     """
     index = directory / "model.safetensors.index.json"
     try:
         if index.exists():
-            files = [directory / json.loads(index.read_bytes())["weight_map"][name]]
-        else:
-            files = sorted(directory.glob("*.safetensors"))
-        for file in files:
-            with safe_open(file, framework="pt") as tensors:
-                if name in tensors.keys():  # noqa: SIM118  # no mapping: it cannot be iterated
-                    weight: torch.Tensor = tensors.get_tensor(name)
-                    return weight
-    except KeyError:
-        pass
-    except (OSError, ValueError, SafetensorError) as error:
+            indexed: dict[str, str] = json.loads(index.read_bytes())["weight_map"]
+            return indexed
+        files: dict[str, str] = {}
+        for path in sorted(directory.glob("*.safetensors")):
+            with safe_open(path, framework="pt") as tensors:
+                files.update(dict.fromkeys(tensors.keys(), path.name))
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ExportError(f"the weights in {directory} cannot be read ({error})") from error
-    raise ExportError(f"{directory} has no tensor {name} in its safetensors files: name the target's directory")
+    return files
 
 
-def _config(directory: Path) -> dict[str, Any]:
+def read_weight(directory: Path, name: str) -> torch.Tensor:
+    """One tensor of a model's safetensors files.
+
+    Raises:
+        ExportError: there is no such tensor, or a file cannot be read.
+    """
+    file = weight_files(directory).get(name)
+    if file is None:
+        raise ExportError(f"{directory} has no tensor {name} in its safetensors files: name the target's directory")
+    try:
+        with safe_open(directory / file, framework="pt") as tensors:
+            weight: torch.Tensor = tensors.get_tensor(name)
+    except (OSError, SafetensorError) as error:
+        raise ExportError(f"the weights in {directory} cannot be read ({error})") from error
+    return weight
+
+
+def read_config(directory: Path) -> dict[str, Any]:
     try:
         config: dict[str, Any] = json.loads((directory / "config.json").read_bytes())
     except (OSError, ValueError) as error:
@@ -127,7 +140,7 @@ def _config(directory: Path) -> dict[str, Any]:
     return config
 
 
-def _check_same_model(directory: Path, config: dict[str, Any], spec: CaptureSpec) -> None:
+def check_same_model(directory: Path, config: dict[str, Any], spec: CaptureSpec) -> None:
     found = config.get("architectures") or []
     if spec.architecture not in found:
         raise ExportError(

@@ -147,6 +147,18 @@ class ExportFolder:
             raise _write_error(self.out, error) from error
         self.records[record.file] = record
 
+    def remove(self, file: str) -> None:
+        """Take ``file`` away if it is there; it counts as not written any more.
+
+        Raises:
+            ExportError: it cannot be removed.
+        """
+        try:
+            (self.out / file).unlink(missing_ok=True)
+        except OSError as error:
+            raise _write_error(self.out, error) from error
+        self.records.pop(file, None)
+
     def finish(self, summary: ExportSummary) -> None:
         """Write down what the run did."""
         self._lineage.summary = summary

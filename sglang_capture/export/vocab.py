@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import BinaryIO
 
 import torch
 
@@ -105,3 +106,13 @@ def vocab_map(
 ) -> VocabMap:
     """:func:`map_from_counts` of :func:`token_counts`, for samples ``rows`` of ``dataset``."""
     return map_from_counts(token_counts(dataset, rows, seq_length=seq_length), draft_vocab_size)
+
+
+def save_pair(vocab: VocabMap, sink: BinaryIO) -> None:
+    """``torch.save`` of ``{"d2t", "t2d"}``: SpecForge's and AngelSlim's ``vocab_mapping.pt``."""
+    torch.save({"d2t": vocab.d2t, "t2d": vocab.t2d}, sink)
+
+
+def save_offsets(vocab: VocabMap, sink: BinaryIO) -> None:
+    """``torch.save`` of ``d2t`` alone: ModelOpt's ``data.draft_vocab_cache``."""
+    torch.save(vocab.d2t, sink)

@@ -12,6 +12,8 @@ from typing import Final
 from sglang_capture.errors import UsageError
 from sglang_capture.export.angelslim import AngelSlimEagle3
 from sglang_capture.export.angelslim_dflash import AngelSlimDFlash
+from sglang_capture.export.automodel_dspark import AutomodelDSpark
+from sglang_capture.export.automodel_eagle3 import AutomodelEagle3
 from sglang_capture.export.base import Exporter, ExportError, ExportSummary, Progress, SkippedSample
 from sglang_capture.export.eagle import Eagle
 from sglang_capture.export.modelopt import ModelOpt
@@ -46,6 +48,8 @@ _EXPORTERS: Final[tuple[Exporter, ...]] = (
     TorchSpec(),
     SafeTensors(),
     Speculators(),
+    AutomodelEagle3(),
+    AutomodelDSpark(),
 )
 
 _ALIASES: Final = {"specforge-eagle3": "specforge"}

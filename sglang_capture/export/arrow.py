@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -74,11 +73,7 @@ def write_state(done: Beside, features: Any, files: list[str], format_name: str)
     saved[SEAL]["_data_files"] = [{"filename": file} for file in files]
     saved[SEAL]["_fingerprint"] = "".join(done.records[file].xxh3_64 for file in files)[:16]
     for name, content in saved.items():
-        done.put(name, "", partial(_write_json, content))
-
-
-def _write_json(content: Any, sink: BinaryIO) -> None:
-    sink.write(json.dumps(content, indent=2).encode())
+        done.put_json(name, content)
 
 
 class _quiet:  # noqa: N801  # used as a function

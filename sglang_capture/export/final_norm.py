@@ -88,7 +88,7 @@ class FinalNorm:
     def note(self) -> str:
         return (
             "the last hidden state after the final norm was computed from the captured one before it: RMSNorm in "
-            f"float32 with {self.name} of {self.model} and eps {self.eps:g}, rounded once to bfloat16; the engine's "
+            f"float32 with {self.name} of {self.model} and eps {self.eps:g}, rounded once; the engine's "
             "own norm differs by rounding"
         )
 

@@ -11,6 +11,7 @@ them (other ids were asked for before) is removed. What a run does:
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -86,6 +87,10 @@ class Beside:
             self.folder.add(record)
         self.records[file] = record
 
+    def put_json(self, file: str, content: Any) -> None:
+        """Write ``content`` as ``file``, always anew."""
+        self.put(file, "", lambda sink: _write_json(sink, content))
+
     def add(self, rows: Sequence[int], record: FileRecord, *, new: bool) -> None:
         """Count a numbered file."""
         if new:
@@ -152,6 +157,10 @@ class ShardedExporter(ABC):
             )
             folder.finish(summary)
         return summary
+
+
+def _write_json(sink: BinaryIO, content: Any) -> None:
+    sink.write(json.dumps(content, indent=2).encode())
 
 
 def _fit(

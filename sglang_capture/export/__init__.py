@@ -16,6 +16,7 @@ from sglang_capture.export.automodel_dspark import AutomodelDSpark
 from sglang_capture.export.automodel_eagle3 import AutomodelEagle3
 from sglang_capture.export.base import Exporter, ExportError, ExportSummary, Progress, SkippedSample
 from sglang_capture.export.eagle import Eagle
+from sglang_capture.export.huggingface import HuggingFace
 from sglang_capture.export.modelopt import ModelOpt
 from sglang_capture.export.options import NO_OPTIONS, ExportOptions, flag
 from sglang_capture.export.specforge import SpecForgeEagle3
@@ -24,6 +25,7 @@ from sglang_capture.export.specforge_dspark import SpecForgeDSpark
 from sglang_capture.export.speculators import Speculators
 from sglang_capture.export.tensors import SafeTensors
 from sglang_capture.export.torchspec import TorchSpec
+from sglang_capture.export.webdataset import WebDataset
 from sglang_capture.shards import CaptureDataset, check_dataset
 
 __all__ = [
@@ -50,6 +52,8 @@ _EXPORTERS: Final[tuple[Exporter, ...]] = (
     Speculators(),
     AutomodelEagle3(),
     AutomodelDSpark(),
+    WebDataset(),
+    HuggingFace(),
 )
 
 _ALIASES: Final = {"specforge-eagle3": "specforge"}

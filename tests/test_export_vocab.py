@@ -9,7 +9,7 @@ import pytest
 import torch
 from factories import make_dump, make_spec
 
-from sglang_capture.export import ExportError
+from sglang_capture.export import ExportError, ExportOptions, export_dataset
 from sglang_capture.export.vocab import map_from_counts, token_counts, vocab_map
 from sglang_capture.shards import CaptureDataset, DatasetWriter, Sample
 
@@ -85,3 +85,31 @@ def test_sizes_no_vocabulary_can_have_are_refused(size: int) -> None:
 def test_a_token_id_outside_the_vocabulary_is_told(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="s0 holds token id 8, and the vocabulary has 8"):
         token_counts(dataset_of(tmp_path, ([1, 8], None)), [0])
+
+
+def test_specforge_gets_both_maps_where_it_keeps_its_own(tmp_path: Path) -> None:
+    dataset_of(tmp_path / "data", ([3, 6, 6], [0, 1, 1]))
+    options = ExportOptions(draft_vocab_size=2)
+    notes = export_dataset(tmp_path / "data", "specforge", tmp_path / "out", options=options).notes
+    content = torch.load(tmp_path / "out/vocab_mapping/vocab_mapping.pt", weights_only=True)
+    assert content["d2t"].tolist() == [0, 5] and content["d2t"].dtype == torch.int64
+    assert content["t2d"].nonzero().flatten().tolist() == [0, 6] and content["t2d"].dtype == torch.bool
+    assert "holds 100.00% of the supervised tokens" in " ".join(notes)
+
+
+def test_modelopt_gets_the_offsets_in_a_file_it_does_not_take_for_a_sample(tmp_path: Path) -> None:
+    dataset_of(tmp_path / "data", ([3, 6, 6], [0, 1, 1]))
+    options = ExportOptions(draft_vocab_size=2)
+    notes = export_dataset(tmp_path / "data", "modelopt", tmp_path / "out", options=options).notes
+    offsets = torch.load(tmp_path / "out/draft_vocab_cache-2.d2t", weights_only=True)
+    assert offsets.tolist() == [0, 5] and offsets.dtype == torch.int64
+    assert len(list((tmp_path / "out").rglob("*.pt"))) == 1
+    assert "set data.draft_vocab_cache to draft_vocab_cache-2.d2t" in " ".join(notes)
+
+
+@pytest.mark.parametrize("to", ["specforge", "modelopt", "angelslim"])
+def test_a_draft_vocabulary_above_the_targets_is_refused_before_anything_is_written(tmp_path: Path, to: str) -> None:
+    dataset_of(tmp_path / "data", ([3, 6], None))
+    with pytest.raises(ExportError, match="at most the 8 tokens"):
+        export_dataset(tmp_path / "data", to, tmp_path / "out", options=ExportOptions(draft_vocab_size=9))
+    assert not (tmp_path / "out").exists()

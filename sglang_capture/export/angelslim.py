@@ -60,7 +60,7 @@ class AngelSlimEagle3(FileExporter):
             f"the draft's draft_vocab_size must be {vocabulary.size}, the size of vocab_mapping.pt",
             vocabulary.note,
         ]
-        return Beside({"vocab_mapping.pt": {"d2t": vocabulary.d2t, "t2d": vocabulary.t2d}}, notes)
+        return Beside({"vocab_mapping.pt": vocabulary.pair}, notes)
 
     def notes(self, spec: CaptureSpec) -> list[str]:
         layers, outputs = list(spec.layers), list(output_of(spec.layers))

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, Final
 import torch
 
 from sglang_capture.export.libraries import need_library
-from sglang_capture.export.sharded import Beside
+from sglang_capture.export.sharded import Written
 
 SEAL: Final = "state.json"
 
@@ -63,7 +63,7 @@ def _nested(arrow: Any, rows: torch.Tensor, lengths: list[int], kind: Any) -> An
     return arrow.ListArray.from_arrays(offsets.numpy(), array).cast(kind)
 
 
-def write_state(done: Beside, features: Any, files: list[str], format_name: str) -> None:
+def write_state(done: Written, features: Any, files: list[str], format_name: str) -> None:
     """Describe the table in ``files``; with this the folder can be loaded."""
     library = need_library("datasets", format_name)
     empty = library.Dataset.from_dict({name: [] for name in features}, features=features).with_format("torch")

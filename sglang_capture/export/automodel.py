@@ -6,7 +6,7 @@
     <out>/shard-000000.safetensors     64 samples, each padded with zeros to the same length; numbered without holes
 
 A sample has the place that its number gives: shard ``i // 64``, slot ``i % 64``. Numbers keep the captures' own type;
-Automodel trains on a CPU from float32 only. Beside what Automodel reads, a shard's header names its samples and their
+Automodel trains on a CPU from float32 only. Written what Automodel reads, a shard's header names its samples and their
 lengths, so that ``verify`` can read them.
 """
 
@@ -27,7 +27,7 @@ from sglang_capture.export.folder import Lineage
 from sglang_capture.export.needs import POST, final_norm_for_post, need_post
 from sglang_capture.export.options import ExportOptions, flag
 from sglang_capture.export.samples import check_finite, cut
-from sglang_capture.export.sharded import Beside, ShardJob
+from sglang_capture.export.sharded import ShardJob, Written
 from sglang_capture.export.target_weights import TargetWeights
 from sglang_capture.export.tensor_file import Stacked, write_tensors
 from sglang_capture.shards import CaptureDataset
@@ -115,7 +115,7 @@ class CacheJob(ShardJob):
         return Stacked(self.spec.torch_dtype, (len(rows), self.length, width), pieces)
 
     def put_weights(
-        self, done: Beside, file: str, weights: Mapping[str, Callable[[], torch.Tensor]], dtype: torch.dtype
+        self, done: Written, file: str, weights: Mapping[str, Callable[[], torch.Tensor]], dtype: torch.dtype
     ) -> None:
         """Write matrices of the target in ``dtype``; kept where they are proven to be of the same weights."""
         digest = self.spec.weights_digest
@@ -126,7 +126,7 @@ class CacheJob(ShardJob):
 
         done.put(file, f"weights {digest} as {dtype}" if digest else "", save)
 
-    def put_manifest(self, done: Beside, version: int, content: Mapping[str, Any]) -> None:
+    def put_manifest(self, done: Written, version: int, content: Mapping[str, Any]) -> None:
         """Write the manifest: what both caches say of themselves, and ``content``."""
         manifest = {
             "format_version": version,
@@ -143,7 +143,7 @@ class CacheJob(ShardJob):
         }
         done.put_json(MANIFEST, manifest)
 
-    def cache_notes(self, done: Beside) -> list[str]:
+    def cache_notes(self, done: Written) -> list[str]:
         """What both caches have to tell."""
         notes = [
             f"set seq_length: {self.length} in the recipe, and leave mask_reasoning_content and mask_generation_prompt "

@@ -6,7 +6,7 @@ A shard of n samples, padded to S tokens:
     target_hidden_states         [n, S, L * H]    the layers side by side, low to high
     target_last_hidden_states    [n, S, H]        after the final norm: Automodel hooks that norm's output
 
-Nothing is shifted. Beside the shards, ``target_weights.safetensors`` holds ``embed_tokens.weight`` and
+Nothing is shifted. Written the shards, ``target_weights.safetensors`` holds ``embed_tokens.weight`` and
 ``lm_head.weight``, ``[V, H]`` each. Layer ids are outputs of layers, and -1 is the token embeddings.
 """
 
@@ -22,7 +22,7 @@ from sglang_capture.export.folder import Lineage
 from sglang_capture.export.needs import POST
 from sglang_capture.export.options import ExportOptions
 from sglang_capture.export.samples import dump_of
-from sglang_capture.export.sharded import Beside, ShardedExporter, ShardJob
+from sglang_capture.export.sharded import ShardedExporter, ShardJob, Written
 from sglang_capture.export.tensor_file import Stacked
 from sglang_capture.layers import output_of
 from sglang_capture.shards import CaptureDataset
@@ -57,7 +57,7 @@ class _Job(CacheJob):
             "target_last_hidden_states": self.states(rows, POST),
         }
 
-    def write_beside(self, done: Beside) -> list[str]:
+    def write_beside(self, done: Written) -> list[str]:
         spec, target = self.spec, self.target
         weights = {"embed_tokens.weight": target.embeddings, "lm_head.weight": target.head}
         self.put_weights(done, "target_weights.safetensors", weights, spec.torch_dtype)

@@ -28,11 +28,11 @@ import xxhash
 from sglang_capture.dump import Dump
 from sglang_capture.export.automodel import MANIFEST, CacheJob, check_options, read_cache
 from sglang_capture.export.folder import Lineage
-from sglang_capture.export.needs import POST, need_three_layers
+from sglang_capture.export.needs import POST, need_draft_vocabulary, need_three_layers
 from sglang_capture.export.options import ExportOptions
 from sglang_capture.export.samples import dump_of
 from sglang_capture.export.serving import eagle3_serving_note
-from sglang_capture.export.sharded import Beside, ShardedExporter, ShardJob
+from sglang_capture.export.sharded import ShardedExporter, ShardJob, Written
 from sglang_capture.export.tensor_file import Stacked
 from sglang_capture.export.vocab import vocab_map
 from sglang_capture.layers import output_of
@@ -56,6 +56,7 @@ class AutomodelEagle3(ShardedExporter):
     def check(self, spec: CaptureSpec, options: ExportOptions) -> None:
         need_three_layers(_TRAINER, spec)
         check_options(_TRAINER, spec, options, ("model", "seq_length", "draft_vocab_size"))
+        need_draft_vocabulary(spec, options)
 
     def start(self, dataset: CaptureDataset, rows: Sequence[int], options: ExportOptions) -> ShardJob:
         return _Job(dataset, rows, options)
@@ -87,7 +88,7 @@ class _Job(CacheJob):
             "position_mask": Stacked(torch.bool, tuple(trained.shape), [trained]),
         }
 
-    def write_beside(self, done: Beside) -> list[str]:
+    def write_beside(self, done: Written) -> list[str]:
         self.put_weights(done, "target_embeddings.safetensors", {"weight": self.target.embeddings}, torch.float32)
         layers = list(output_of(self.spec.layers))
         self.put_manifest(

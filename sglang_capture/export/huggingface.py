@@ -34,7 +34,7 @@ from sglang_capture.export.folder import Lineage
 from sglang_capture.export.libraries import need_library
 from sglang_capture.export.options import ExportOptions
 from sglang_capture.export.samples import check_finite, cut, dump_of
-from sglang_capture.export.sharded import Beside, ShardedExporter, ShardJob
+from sglang_capture.export.sharded import ShardedExporter, ShardJob, Written
 from sglang_capture.shards import CaptureDataset
 from sglang_capture.source import Source, SourceError
 from sglang_capture.spec import CaptureSpec
@@ -96,7 +96,7 @@ class _Job(ShardJob):
     def write(self, sink: BinaryIO, rows: Sequence[int]) -> None:
         write_batches(sink, self._features, self._batches(rows), _NAME)
 
-    def write_beside(self, done: Beside) -> list[str]:
+    def write_beside(self, done: Written) -> list[str]:
         write_state(done, self._features, done.files, _NAME)
         layers = list(self._spec.layers)
         notes = [f"hidden_states holds hidden-state indices {layers}, low to high"]

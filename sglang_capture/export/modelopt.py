@@ -10,33 +10,38 @@ sample of S tokens and L layers:
     aux_hidden_states       bfloat16 [S, L*H]   the layers side by side, in ascending order
     conversation_id         str
 
+With ``--draft-vocab-size``, ``draft_vocab_cache-<size>.d2t`` is ``torch.save`` of the offsets alone, int64 ``[D]``.
+
 Where the flag is true the trainer applies the model's norm itself (``OfflineSupervisedDataset`` in
 ``modelopt/torch/speculative/eagle/utils.py``), so both kinds of last hidden state are right.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sglang_capture.dump import Dump
 from sglang_capture.export.base import ExportError
-from sglang_capture.export.files import FileExporter
-from sglang_capture.export.needs import POST, PRE, need_outputs_of_layers
+from sglang_capture.export.files import Beside, FileExporter
+from sglang_capture.export.needs import POST, PRE, need_draft_vocabulary, need_outputs_of_layers
 from sglang_capture.export.options import ExportOptions
 from sglang_capture.export.samples import as_bfloat16, dtype_notes, dump_of
+from sglang_capture.export.vocab import vocab_map
 from sglang_capture.layers import output_of
+from sglang_capture.shards import CaptureDataset
 from sglang_capture.spec import CaptureSpec
 
 
 class ModelOpt(FileExporter):
     name = "modelopt"
     description = "NVIDIA Model Optimizer EAGLE-3 and DFlash, offline (.pt, bfloat16)"
-    options = frozenset({"seq_length"})
+    options = frozenset({"draft_vocab_size", "seq_length"})
     suffix = ".pt"
 
     def check(self, spec: CaptureSpec, options: ExportOptions) -> None:
         need_outputs_of_layers("Model Optimizer", spec)
+        need_draft_vocabulary(spec, options)
         if not spec.last_hidden_keys:
             raise ExportError(
                 "Model Optimizer needs the last hidden state, after the final norm or before it; found last_hidden = "
@@ -58,6 +63,16 @@ class ModelOpt(FileExporter):
         last = PRE if content.get("hidden_states_prenorm", False) else POST
         ids, aux = content["input_ids"], content["aux_hidden_states"]
         return dump_of(sample_id, spec, ids, aux, {last: content["hidden_states"]})
+
+    def beside(self, dataset: CaptureDataset, rows: Sequence[int], options: ExportOptions) -> Beside:
+        size = options.draft_vocab_size
+        if size is None:
+            return Beside({}, [])
+        vocabulary = vocab_map(dataset, rows, size, seq_length=options.seq_length)
+        # Not .pt: the trainer would take it for a sample.
+        file = f"draft_vocab_cache-{size}.d2t"
+        told = f"set data.draft_vocab_cache to {file} of this folder, and draft_vocab_size to {size}"
+        return Beside({file: vocabulary.d2t}, [vocabulary.note, told])
 
     def notes(self, spec: CaptureSpec) -> list[str]:
         layers, outputs = list(spec.layers), list(output_of(spec.layers))

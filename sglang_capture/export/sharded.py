@@ -59,13 +59,13 @@ class ShardJob(ABC):
         """Write the file of samples ``rows`` of the dataset, all of which passed :meth:`check_sample`."""
 
     @abstractmethod
-    def write_beside(self, done: Beside) -> list[str]:
+    def write_beside(self, done: Written) -> list[str]:
         """Write what stands beside the numbered files, the seal last; returns notes for the user."""
 
 
 @dataclass
-class Beside:
-    """The numbered files are there: what is known now, and how to put further files beside them.
+class Written:
+    """What a run has written or kept so far, and how to put further files beside the numbered ones.
 
     Attributes:
         rows: the samples that are in the files, as numbered in the dataset.
@@ -134,7 +134,7 @@ class ShardedExporter(ABC):
         with ExportFolder(out, self.name, dataset, options) as folder:
             if self.seal:
                 folder.remove(self.seal)
-            done = Beside(folder)
+            done = Written(folder)
             skipped: list[SkippedSample] = []
             numbered = enumerate(_batches(job, _fit(job, dataset, rows, skipped)))
             for batch, record, new in in_parallel(lambda item: _write(job, folder, dataset, *item), numbered):

@@ -35,10 +35,10 @@ from sglang_capture.export.arrow import SEAL, write_batches, write_state
 from sglang_capture.export.base import ExportError
 from sglang_capture.export.folder import Lineage, read_records
 from sglang_capture.export.libraries import need_library
-from sglang_capture.export.needs import POST, PRE
+from sglang_capture.export.needs import POST, PRE, need_draft_vocabulary
 from sglang_capture.export.options import ExportOptions
 from sglang_capture.export.samples import check_finite, cut, dtype_notes, dump_of
-from sglang_capture.export.sharded import Beside, ShardedExporter, ShardJob
+from sglang_capture.export.sharded import ShardedExporter, ShardJob, Written
 from sglang_capture.export.tensor_file import whole, write_tensors
 from sglang_capture.export.vocab import map_from_counts, token_counts
 from sglang_capture.shards import CaptureDataset
@@ -67,6 +67,7 @@ class Speculators(ShardedExporter):
                 f"found last_hidden = {spec.last_hidden}{reason}: capture again with SGLANG_CAPTURE_LAST_HIDDEN=pre "
                 "(or both)"
             )
+        need_draft_vocabulary(spec, options)
         need_library("datasets", self.name)
 
     def start(self, dataset: CaptureDataset, rows: Sequence[int], options: ExportOptions) -> ShardJob:
@@ -138,7 +139,7 @@ class _Job(ShardJob):
             hidden = {"hidden_states": whole(states.to(torch.bfloat16))}
         write_tensors(sink, {"token_ids": whole(sample["input_ids"]), **hidden}, {"sample_id": sample["sample_id"]})
 
-    def write_beside(self, done: Beside) -> list[str]:
+    def write_beside(self, done: Written) -> list[str]:
         counts = token_counts(self._dataset, done.rows, seq_length=self._options.seq_length)
         frequencies = {int(token): int(counts[token]) for token in counts.nonzero().flatten()}
         done.put("token_freq.pt", "", lambda sink: torch.save(frequencies, sink))
@@ -150,7 +151,7 @@ class _Job(ShardJob):
         write_state(done, features, [_TABLE], _NAME)
         return [*notes, *self._notes()]
 
-    def _write_vocab(self, done: Beside, counts: torch.Tensor) -> list[str]:
+    def _write_vocab(self, done: Written, counts: torch.Tensor) -> list[str]:
         notes = []
         if size := self._options.draft_vocab_size:
             vocab = map_from_counts(counts, size)

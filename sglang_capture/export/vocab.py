@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import BinaryIO
 
 import torch
 
@@ -42,6 +41,11 @@ class VocabMap:
     def target_ids(self) -> torch.Tensor:
         """int64 ``[D]``: the target's id of each draft token, ascending."""
         return self.d2t + torch.arange(self.size)
+
+    @property
+    def pair(self) -> dict[str, torch.Tensor]:
+        """As SpecForge and AngelSlim keep it, in ``vocab_mapping.pt``."""
+        return {"d2t": self.d2t, "t2d": self.t2d}
 
     @property
     def note(self) -> str:
@@ -106,13 +110,3 @@ def vocab_map(
 ) -> VocabMap:
     """:func:`map_from_counts` of :func:`token_counts`, for samples ``rows`` of ``dataset``."""
     return map_from_counts(token_counts(dataset, rows, seq_length=seq_length), draft_vocab_size)
-
-
-def save_pair(vocab: VocabMap, sink: BinaryIO) -> None:
-    """``torch.save`` of ``{"d2t", "t2d"}``: SpecForge's and AngelSlim's ``vocab_mapping.pt``."""
-    torch.save({"d2t": vocab.d2t, "t2d": vocab.t2d}, sink)
-
-
-def save_offsets(vocab: VocabMap, sink: BinaryIO) -> None:
-    """``torch.save`` of ``d2t`` alone: ModelOpt's ``data.draft_vocab_cache``."""
-    torch.save(vocab.d2t, sink)

@@ -32,7 +32,7 @@ from sglang_capture.export.folder import Lineage
 from sglang_capture.export.libraries import need_library
 from sglang_capture.export.options import ExportOptions
 from sglang_capture.export.samples import check_finite, cut, dump_of
-from sglang_capture.export.sharded import Beside, ShardedExporter, ShardJob
+from sglang_capture.export.sharded import ShardedExporter, ShardJob, Written
 from sglang_capture.shards import CaptureDataset
 from sglang_capture.source import Source, SourceError
 from sglang_capture.spec import CaptureSpec
@@ -104,7 +104,7 @@ class _Job(ShardJob):
                 sample = cut(self._dataset[row], self._length)
                 tar.write({"__key__": f"{row:08d}", "json": self._about(sample), "pth": _tensors(sample)})
 
-    def write_beside(self, done: Beside) -> list[str]:
+    def write_beside(self, done: Written) -> list[str]:
         last = len(done.files) - 1
         pattern = f"shard-{{000000..{last:06d}}}.tar" if last else done.files[0]
         return [

@@ -207,8 +207,8 @@ def test_a_draft_vocabulary_above_the_targets_is_refused_before_anything_is_writ
 
 def test_an_option_that_a_format_does_not_take_names_those_that_do(tmp_path: Path) -> None:
     make_dataset(tmp_path / "data", make_spec(), [3])
-    with pytest.raises(UsageError, match=r"specforge takes no --draft-vocab-size; formats that do: .*angelslim"):
-        export_dataset(tmp_path / "data", "specforge", tmp_path / "out", options=ExportOptions(draft_vocab_size=7))
+    with pytest.raises(UsageError, match=r"specforge takes no --fp8; formats that do: speculators"):
+        export_dataset(tmp_path / "data", "specforge", tmp_path / "out", options=ExportOptions(fp8=True))
     for option in ("model", "seq_length", "draft_vocab_size"):
         options = ExportOptions(**{option: "model" if option == "model" else 2})
         with pytest.raises(UsageError, match=f"safetensors takes no --{option.replace('_', '-')}"):

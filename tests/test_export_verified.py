@@ -12,6 +12,8 @@ import pytest
 import torch
 import typer
 from factories import make_spec
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner, Result
 
 from sglang_capture.commands.export import export
@@ -204,6 +206,59 @@ def test_the_final_norm_is_the_one_in_transformers(architecture: str) -> None:
         norm.weight.copy_(weight)
         expected = norm(rows)
     torch.testing.assert_close(FinalNorm(weight, 1e-3, "", "")(rows), expected)
+
+
+NUMBERED = {
+    "speculators": {},
+    "automodel-eagle3": {"seq_length": 16, "draft_vocab_size": 40},
+    "automodel-dspark": {"seq_length": 16},
+    "webdataset": {},
+    "huggingface": {},
+}
+"""Formats of numbered files, with what they are made with here; some want the model beside."""
+
+
+def export_numbered(data: Path, out: Path, model: Path, name: str) -> None:
+    needs_model = {"model": str(model)} if "automodel" in name else {}
+    export_dataset(data, name, out, options=ExportOptions(**NUMBERED[name], **needs_model))
+
+
+@pytest.mark.parametrize("name", NUMBERED)
+def test_numbered_files_are_proven(dataset: Callable[..., Path], tmp_path: Path, model: Path, name: str) -> None:
+    export_numbered(dataset(), tmp_path / "out", model, name)
+    report = verify_dataset(tmp_path / "out")
+    assert report.ok and report.samples == 3 and "index 4" in {kind.name for kind in report.kinds}
+    assert ("last_hidden_state_prenorm" in {kind.name for kind in report.kinds}) == ("automodel" not in name)
+
+
+@pytest.mark.parametrize("name", ["speculators", "automodel-eagle3", "automodel-dspark"])
+def test_numbered_files_with_rows_off_by_one_are_found(
+    dataset: Callable[..., Path], tmp_path: Path, model: Path, name: str
+) -> None:
+    export_numbered(dataset(), tmp_path / "out", model, name)
+    for path in (*(tmp_path / "out").rglob("hs_*.safetensors"), *(tmp_path / "out").glob("shard-*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            about, content = file.metadata(), {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        moved = {key: value.roll(1, 0 if name == "speculators" else 1) for key, value in content.items()}
+        save_file({**content, **{key: moved[key] for key in content if "hidden_states" in key}}, path, about)
+    report = verify_dataset(tmp_path / "out")
+    assert [kind.ok for kind in report.kinds] == [False] * len(report.kinds)
+    assert all(kind.looks_like == f"{kind.name} of the token before" for kind in report.kinds)
+
+
+def test_the_targets_of_the_eagle3_cache_are_the_models_own(
+    dataset: Callable[..., Path], tmp_path: Path, model: Path, dumps: list[Dump]
+) -> None:
+    export_numbered(dataset(), tmp_path / "out", model, "automodel-eagle3")
+    chosen = torch.tensor(json.loads((tmp_path / "out/manifest.json").read_text())["selected_token_ids"])
+    shard = load_file(tmp_path / "out/shard-000000.safetensors")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    for slot, dump in enumerate(dumps):
+        with torch.no_grad():
+            logits = theirs(dump.input_ids[None]).logits[0, 1:]  # of the tokens from the second one on
+        rows = len(logits)
+        torch.testing.assert_close(shard["target_probs"][slot, :rows], logits[:, chosen].softmax(-1), atol=1e-5, rtol=0)
+        assert torch.equal(shard["position_mask"][slot, :rows, 0], torch.isin(logits.argmax(-1), chosen))
 
 
 def run(dataset: Path, model: Path, *options: str) -> Result:

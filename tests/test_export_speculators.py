@@ -123,7 +123,8 @@ def test_fp8_comes_back_within_its_precision() -> None:
     states = torch.randn(5, 4, 64, generator=torch.Generator().manual_seed(0))
     stored, scales = quantize(states)
     back = restore({"hidden_states": stored, "hidden_states_scales": scales}).float()
-    large = states.abs() > states.abs().amax() / 64  # smaller ones are subnormal
+    large = states.abs() > states.abs().amax(dim=(1, 2), keepdim=True) / 28672  # smaller ones are subnormal
+    assert float(large.float().mean()) > 0.99
     assert float(((back - states) / states).abs()[large].max()) < 2**-4 + 2**-7
 
 

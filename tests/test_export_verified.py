@@ -23,6 +23,7 @@ from sglang_capture.export.files import FileExporter
 from sglang_capture.export.final_norm import _WEIGHTS, FinalNorm
 from sglang_capture.oracle import Oracle, find_final_norm
 from sglang_capture.shards import DatasetWriter, Sample
+from sglang_capture.source import SourceError
 from sglang_capture.spec import CaptureSpec
 from sglang_capture.tiny_model import make_tiny_model
 from sglang_capture.tiny_tokenizer import VOCAB_SIZE
@@ -244,6 +245,16 @@ def test_numbered_files_with_rows_off_by_one_are_found(
     report = verify_dataset(tmp_path / "out")
     assert [kind.ok for kind in report.kinds] == [False] * len(report.kinds)
     assert all(kind.looks_like == f"{kind.name} of the token before" for kind in report.kinds)
+
+
+@pytest.mark.parametrize("name", ["speculators", "automodel-eagle3", "automodel-dspark", "huggingface"])
+def test_an_export_that_did_not_end_cannot_be_verified(
+    dataset: Callable[..., Path], tmp_path: Path, model: Path, name: str
+) -> None:
+    export_numbered(dataset(), tmp_path / "out", model, name)
+    (tmp_path / "out" / ("manifest.json" if "automodel" in name else "state.json")).unlink()
+    with pytest.raises(SourceError, match="run the export again"):
+        verify_dataset(tmp_path / "out")
 
 
 def test_the_targets_of_the_eagle3_cache_are_the_models_own(

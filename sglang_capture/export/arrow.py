@@ -56,11 +56,16 @@ def _column(arrow: Any, values: list[Any], kind: Any) -> Any:
 
 def _nested(arrow: Any, rows: torch.Tensor, lengths: list[int], kind: Any) -> Any:
     """``rows`` ``[N, a, b, …]`` as lists of lists …, the outermost ones of ``lengths``."""
+    widths = rows.shape[1:]
+    kinds = [kind]
+    for _ in widths:
+        kinds.append(kinds[-1].value_type)
     array = arrow.array(rows.flatten().numpy())
-    for width in reversed(rows.shape[1:]):
-        array = arrow.ListArray.from_arrays(torch.arange(0, len(array) + 1, width, dtype=torch.int32).numpy(), array)
+    for width in reversed(widths):
+        offsets = torch.arange(0, len(array) + 1, width, dtype=torch.int32)
+        array = arrow.ListArray.from_arrays(offsets.numpy(), array, type=kinds.pop())
     offsets = torch.tensor([0, *lengths]).cumsum(0).int()
-    return arrow.ListArray.from_arrays(offsets.numpy(), array).cast(kind)
+    return arrow.ListArray.from_arrays(offsets.numpy(), array, type=kind)
 
 
 def write_state(done: Written, features: Any, files: list[str], format_name: str) -> None:

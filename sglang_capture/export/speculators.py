@@ -75,9 +75,12 @@ class Speculators(ShardedExporter):
 
     def read(self, out: Path, lineage: Lineage) -> Source:
         """Row i of the table with file i, which must hold the same tokens, as the trainer pairs them."""
-        table = need_library("datasets", self.name).load_from_disk(str(out))
         records = read_records(out)
-        places = {records[_file_name(row)].sample_id: row for row in range(len(table))}
+        try:
+            table = need_library("datasets", self.name).load_from_disk(str(out))
+            places = {records[_file_name(row)].sample_id: row for row in range(len(table))}
+        except Exception as error:  # whatever the library raises
+            raise SourceError(f"{out} is not what was exported ({error}): run the export again") from error
 
         def load(sample_id: str) -> Dump:
             row = places[sample_id]

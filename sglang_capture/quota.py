@@ -24,6 +24,8 @@ _QUOTA = re.compile(r"\s*(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>%|[A-Za-z]*)\s*")
 
 _CGROUP = Path("/sys/fs/cgroup")
 
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
 
 class QuotaError(ValueError):
     """A quota that cannot be read."""
@@ -49,6 +51,11 @@ def parse_quota(text: str, free: int) -> int:
     if result <= 0:
         raise QuotaError(f"the quota {text!r} comes to 0 bytes ({free} are free); use SGLANG_CAPTURE_MODE=off to stop")
     return result
+
+
+def in_pages(size: int) -> int:
+    """The memory that a file of ``size`` bytes takes on a tmpfs: whole pages."""
+    return -(-size // PAGE_BYTES) * PAGE_BYTES
 
 
 def free_bytes(directory: Path) -> int:
@@ -95,7 +102,9 @@ def _headroom(group: Path) -> int | None:
 
 
 class Account:
-    """The bytes that one writer's files hold, against its part of the quota. Safe to use from several threads.
+    """The memory that one writer's files hold, against its part of the quota. Safe to use from several threads.
+
+    Sizes are given in bytes and counted in whole pages, as the memory is: many small captures stay below the quota too.
 
     What others remove (the side service, after packing) is noticed when room is short or the status is written, by
     looking whether the files are still there; nothing has to be told.
@@ -113,10 +122,10 @@ class Account:
 
     def reserve(self, path: Path, size: int) -> bool:
         """Enter a file to be; False if it does not fit, even after looking what is gone."""
-        if size > self.free:
+        if in_pages(size) > self.free:
             self.look()
         with self._lock:
-            if size > self.free:
+            if in_pages(size) > self.free:
                 return False
             self._enter(path, size)
         return True
@@ -143,9 +152,10 @@ class Account:
                 self.release(path)
 
     def _enter(self, path: Path, size: int) -> None:
-        self.used += size - self._files.pop(path, 0)
-        if size:
-            self._files[path] = size
+        held = in_pages(size)
+        self.used += held - self._files.pop(path, 0)
+        if held:
+            self._files[path] = held
 
 
 def _number(path: Path) -> int | None:

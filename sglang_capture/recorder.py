@@ -7,7 +7,6 @@ engine's thread waits here in one case only: the spool is full and ``SGLANG_CAPT
 
 from __future__ import annotations
 
-import errno
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -20,14 +19,12 @@ from sglang_capture.capture import Capture, CaptureRequest
 from sglang_capture.dump import DumpFile, reserved_bytes
 from sglang_capture.filler import Filler
 from sglang_capture.mark import shortened
-from sglang_capture.quota import Account
+from sglang_capture.quota import Account, in_pages
 from sglang_capture.row_check import RowFaults
-from sglang_capture.spool import PART_PREFIX, SPOOL_FULL, Failure, dump_path, failure_path, write_failure
+from sglang_capture.spool import NO_ROOM, PART_PREFIX, SPOOL_FULL, Failure, dump_path, failure_path, write_failure
 from sglang_capture.stages import HANDOVER_SECONDS, Board, board_path
 
 logger = logging.getLogger(__name__)
-
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.ENOMEM}
 
 CHECK_BYTES = 64 << 20
 """A complete dump is looked at in blocks of this size: between them the thread lays out dumps that rows wait for."""
@@ -113,7 +110,7 @@ class Recorder(Filler):
         if dump_path(self.directory, request.capture_id).exists():
             self.counts.duplicates += 1
             return ""
-        size = reserved_bytes(request.tokens, request.spec)
+        size = in_pages(reserved_bytes(request.tokens, request.spec))
         if size > self.account.limit:
             return f"larger than the spool: it needs {size} bytes, and the quota is {self.account.limit}"
         deadline = time.monotonic() + (self._wait_seconds if self._on_full == "wait" else 0.0)
@@ -133,7 +130,8 @@ class Recorder(Filler):
     def _under_way(self) -> int:
         """Bytes of the captures that still want rows."""
         with self._lock:
-            return sum(reserved_bytes(open_one.request.tokens, open_one.request.spec) for open_one in self._open)
+            requests = [capture.request for capture in self._open]
+        return sum(in_pages(reserved_bytes(request.tokens, request.spec)) for request in requests)
 
     def _failed(self, capture: Capture, reason: str) -> None:
         self.counts.failed += 1
@@ -300,6 +298,6 @@ def _refusal(faults: RowFaults, tokens: int) -> str:
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, OSError) and error.errno in _NO_ROOM:
+    if isinstance(error, OSError) and error.errno in NO_ROOM:
         return f"{SPOOL_FULL}: the file system has no room ({error.strerror})"
     return f"the spool cannot be written: {error}"

@@ -16,6 +16,7 @@ The plugin writes, the side service reads and removes. A dump belongs to the spo
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import stat
@@ -40,6 +41,9 @@ PROBE_PREFIX = "sglang-capture-probe-"
 STATUS_NAME = "status.json"
 STATUS_STALE_SECONDS = 10.0
 """A running plugin writes its status every second; one this old belongs to a server that stopped or hangs."""
+
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.ENOMEM})
+"""What a file system says that is full."""
 
 SPOOL_FULL = "spool full"
 """The reason of a capture refused for want of room: the one failure that trying again later mends."""
@@ -240,6 +244,28 @@ def write_atomically(path: Path, data: bytes) -> None:
     except OSError:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def write_status(path: Path, status: SpoolStatus) -> None:
+    """Write a status file. On a full file system it is written over in place: it must not look like a hung server's.
+
+    Raises:
+        OSError: it cannot be written at all.
+    """
+    data = status.model_dump_json().encode()
+    try:
+        write_atomically(path, data)
+    except OSError as error:
+        if error.errno not in NO_ROOM or not path.exists():
+            raise
+        _write_over(path, data)
+
+
+def _write_over(path: Path, data: bytes) -> None:
+    """Into the pages that the file has. A reader in that very moment may see a mixture, which is no JSON to it."""
+    with path.open("r+b") as file:
+        before = os.fstat(file.fileno()).st_size
+        file.write(data.ljust(before))
 
 
 def _checked(capture_id: str) -> str:

@@ -13,6 +13,8 @@ logger = logging.getLogger(__name__)
 
 HOUSEKEEPING_SECONDS = 1.0
 POLL_SECONDS = 0.005
+QUIET_SECONDS = 60.0
+"""An error that comes again and again is logged once in this time: housekeeping may meet it every second."""
 
 Task = Callable[[], None]
 
@@ -36,6 +38,7 @@ class WriterThread:
         self._on_error = on_error
         self._tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
         self._closing = False
+        self._logged = ("", 0.0)
         self._thread = threading.Thread(target=self._work, name="sglang-capture-writer", daemon=True)
         self._thread.start()
 
@@ -64,6 +67,15 @@ class WriterThread:
         try:
             return task()
         except Exception as error:
-            logger.exception("sglang-capture: the writer goes on after an error")
+            self._log(error)
             self._on_error(error)
             return None
+
+    def _log(self, error: Exception) -> None:
+        # The text of an OSError names a file, which may be another each time.
+        kind = f"{type(error).__name__} {getattr(error, 'errno', None) or error}"
+        last, until = self._logged
+        now = time.monotonic()
+        if kind != last or now >= until:
+            logger.error("sglang-capture: the writer goes on after an error", exc_info=error)
+            self._logged = (kind, now + QUIET_SECONDS)

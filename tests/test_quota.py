@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_capture.quota import Account, QuotaError, cgroup_headroom, free_bytes, parse_quota
+from sglang_capture.quota import PAGE_BYTES, Account, QuotaError, cgroup_headroom, free_bytes, in_pages, parse_quota
 
 
 @pytest.mark.parametrize(
@@ -74,31 +74,40 @@ def test_free_bytes_are_never_more_than_the_file_system_has(tmp_path):
 
 
 def test_an_account_notices_what_others_removed(tmp_path):
-    account = Account(100)
+    account = Account(10 * PAGE_BYTES)
     part, final = tmp_path / ".part-1", tmp_path / "a.pt"
-    assert account.reserve(part, 60)
+    assert account.reserve(part, 6 * PAGE_BYTES)
     final.touch()
-    account.rename(part, final, 55)
-    assert (account.used, account.free) == (55, 45)
-    assert not account.reserve(tmp_path / ".part-2", 60)
+    account.rename(part, final, 5 * PAGE_BYTES)
+    assert (account.used, account.free) == (5 * PAGE_BYTES, 5 * PAGE_BYTES)
+    assert not account.reserve(tmp_path / ".part-2", 6 * PAGE_BYTES)
     final.unlink()
-    assert account.reserve(tmp_path / ".part-2", 60)
-    assert account.used == 60
+    assert account.reserve(tmp_path / ".part-2", 6 * PAGE_BYTES)
+    assert account.used == 6 * PAGE_BYTES
 
 
 def test_a_part_is_not_forgotten_although_it_is_no_file_yet(tmp_path):
-    account = Account(100)
-    assert account.reserve(tmp_path / ".part-1", 60)
+    account = Account(10 * PAGE_BYTES)
+    assert account.reserve(tmp_path / ".part-1", PAGE_BYTES)
     account.look()
-    assert account.used == 60
+    assert account.used == PAGE_BYTES
     account.release(tmp_path / ".part-1")
     account.release(tmp_path / ".part-1")
     assert account.used == 0
 
 
 def test_what_an_earlier_server_left_counts(tmp_path):
-    (tmp_path / "old.pt").write_bytes(b"x" * 40)
-    account = Account(100)
+    (tmp_path / "old.pt").write_bytes(b"x" * (PAGE_BYTES + 1))
+    account = Account(10 * PAGE_BYTES)
     account.adopt(tmp_path / "old.pt")
     account.adopt(tmp_path / "gone.pt")
-    assert account.used == 40
+    assert account.used == 2 * PAGE_BYTES
+
+
+def test_a_file_counts_with_the_pages_it_takes(tmp_path):
+    account = Account(3 * PAGE_BYTES + 1)
+    held = [account.reserve(tmp_path / f".part-{number}", 1) for number in range(4)]
+    assert held == [True, True, True, False]
+    assert account.used == 3 * PAGE_BYTES
+    assert in_pages(0) == 0
+    assert in_pages(PAGE_BYTES) == PAGE_BYTES

@@ -10,7 +10,10 @@ from sglang_capture import recorder as recorder_module
 from sglang_capture import writer_thread
 from sglang_capture.coverage import Coverage
 from sglang_capture.dump import reserved_bytes
+from sglang_capture.quota import in_pages
 from sglang_capture.spool import SPOOL_FULL, failure_path, read_failure
+
+ROOM_FOR_ONE = in_pages(reserved_bytes(10, SPEC))
 
 
 @pytest.mark.parametrize("chunks", [[(0, 10)], [(0, 4), (4, 8), (8, 10)], [(6, 10), (0, 6)], [(0, 6), (0, 6), (4, 10)]])
@@ -23,7 +26,7 @@ def test_chunks_in_any_order_become_one_dump(tmp_path, make_recorder, chunks):
     recorder.close()
     assert_dump_holds(tmp_path / "a.pt", content)
     assert (recorder.counts.published, recorder.counts.tokens) == (1, 10)
-    assert recorder.account.used == (tmp_path / "a.pt").stat().st_size
+    assert recorder.account.used == in_pages((tmp_path / "a.pt").stat().st_size)
 
 
 def test_captures_filled_at_the_same_time_keep_apart(tmp_path, make_recorder):
@@ -40,7 +43,7 @@ def test_captures_filled_at_the_same_time_keep_apart(tmp_path, make_recorder):
 
 
 def test_a_full_spool_refuses_and_says_that_trying_again_may_help(tmp_path, make_recorder):
-    recorder = make_recorder(limit=reserved_bytes(10, SPEC) + 10)
+    recorder = make_recorder(limit=ROOM_FOR_ONE)
     hand_over(recorder, recorder.begin(request("a")), rows(10), 0, 10)
     refused = recorder.begin(request("b"))
     hand_over(recorder, refused, rows(10), 0, 10)
@@ -54,7 +57,7 @@ def test_a_full_spool_refuses_and_says_that_trying_again_may_help(tmp_path, make
 
 
 def test_room_made_by_removing_a_dump_is_used(tmp_path, make_recorder):
-    recorder = make_recorder(limit=reserved_bytes(10, SPEC) + 10)
+    recorder = make_recorder(limit=ROOM_FOR_ONE)
     for name in ("a", "b", "c"):
         hand_over(recorder, recorder.begin(request(name)), rows(10), 0, 10)
         while recorder.counts.published == 0 or not (tmp_path / f"{name}.pt").exists():
@@ -65,7 +68,7 @@ def test_room_made_by_removing_a_dump_is_used(tmp_path, make_recorder):
 
 
 def test_with_wait_the_engine_pauses_until_there_is_room(tmp_path, make_recorder):
-    recorder = make_recorder(limit=reserved_bytes(10, SPEC) + 10, on_full="wait", wait_seconds=60)
+    recorder = make_recorder(limit=ROOM_FOR_ONE, on_full="wait", wait_seconds=60)
     hand_over(recorder, recorder.begin(request("a")), rows(10), 0, 10)
 
     def make_room():
@@ -84,7 +87,7 @@ def test_with_wait_the_engine_pauses_until_there_is_room(tmp_path, make_recorder
 
 
 def test_with_wait_the_pause_ends_in_a_refusal(tmp_path, make_recorder):
-    recorder = make_recorder(limit=reserved_bytes(10, SPEC) + 10, on_full="wait", wait_seconds=0.1)
+    recorder = make_recorder(limit=ROOM_FOR_ONE, on_full="wait", wait_seconds=0.1)
     hand_over(recorder, recorder.begin(request("a")), rows(10), 0, 10)
     assert not recorder.begin(request("b")).open
     recorder.close()
@@ -92,7 +95,7 @@ def test_with_wait_the_pause_ends_in_a_refusal(tmp_path, make_recorder):
 
 
 def test_nobody_waits_for_room_that_only_the_engines_going_on_can_make(tmp_path, make_recorder):
-    recorder = make_recorder(limit=reserved_bytes(10, SPEC) + 10, on_full="wait", wait_seconds=3600)
+    recorder = make_recorder(limit=ROOM_FOR_ONE, on_full="wait", wait_seconds=3600)
     under_way = recorder.begin(request("a"))
     assert not recorder.begin(request("b")).open
     hand_over(recorder, under_way, rows(10), 0, 10)

@@ -12,7 +12,7 @@ from recording import assert_dump_holds, hand_over, request, rows
 
 from sglang_capture import recorder as recorder_module
 from sglang_capture.follower import Follower
-from sglang_capture.quota import Account
+from sglang_capture.quota import Account, in_pages
 from sglang_capture.recorder import Recorder
 from sglang_capture.spool import SPOOL_FULL, failure_path, read_failure
 
@@ -191,7 +191,7 @@ def test_attempts_that_follow_at_once_keep_apart(tmp_path, stages):
     wait_for((tmp_path / "a.pt").exists)
     assert_dump_holds(tmp_path / "a.pt", content)
     wait_for(lambda: [path.name for path in tmp_path.iterdir()] == ["a.pt"])
-    assert first.account.used == (tmp_path / "a.pt").stat().st_size
+    assert first.account.used == in_pages((tmp_path / "a.pt").stat().st_size)
 
 
 def test_stages_side_by_side_with_many_captures(tmp_path, stages):

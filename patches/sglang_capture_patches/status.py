@@ -16,7 +16,7 @@ from sglang_capture.spool import (
     Counts,
     SpoolStatus,
     read_rank_statuses,
-    write_atomically,
+    write_status,
 )
 from sglang_capture_patches.runtime import Runtime
 from sglang_capture_patches.target import Rank, local_path
@@ -46,9 +46,9 @@ class StatusWriter:
     def write(self) -> None:
         """Raises OSError if the spool cannot be written."""
         mine = self.status()
-        write_atomically(self.directory / f"status-{self.rank.name}.json", mine.model_dump_json().encode())
+        write_status(self.directory / f"status-{self.rank.name}.json", mine)
         if self.rank.writer and self.rank.dp == 0:
-            write_atomically(self.directory / STATUS_NAME, self._whole(mine).model_dump_json().encode())
+            write_status(self.directory / STATUS_NAME, self._whole(mine))
 
     def status(self) -> SpoolStatus:
         """This rank's own status."""

@@ -53,7 +53,8 @@ class CaptureSpec(BaseModel):
     architecture: str
     model_path: str
     weights_digest: str = Field(
-        default="", description="xxh3-128 over the weight files: names, sizes, headers, some bytes; empty if unknown"
+        default="",
+        description="xxh3-128 over the weight files (names, sizes, headers, some bytes) and config; empty if unknown",
     )
     revision: str = Field(default="", description="the Hub revision, if known")
     sglang_version: str = ""

@@ -1,10 +1,12 @@
-"""A digest that tells one set of weights from another without reading all of them."""
+"""A digest that tells one model from another without reading all of its weights."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import struct
 from pathlib import Path
+from typing import Final
 
 import xxhash
 
@@ -14,9 +16,13 @@ _BLOCK_BYTES = 4096
 _LONGEST_HEADER = 100_000_000
 """What the safetensors format itself allows, in bytes."""
 
+_OF_NO_CONSEQUENCE: Final = ("_name_or_path", "transformers_version")
+"""Entries of a ``config.json`` that change whenever somebody writes it anew, and nothing of what the model computes."""
+
 
 def weights_digest(model: str, revision: str | None = None) -> str:
-    """xxh3-128 (hex) over the names, sizes and safetensors headers of a model's weight files, and a few of their bytes.
+    """xxh3-128 (hex) over the names, sizes and safetensors headers of a model's weight files, a few of their bytes, and
+    its ``config.json``: the same weights under another rope scaling compute other states.
 
     ``model`` is a directory, or a Hub id whose files are in the local cache. Empty if neither is found. Two fine-tunes
     of one shape have equal names, sizes and headers: the bytes, :data:`_BLOCKS` small blocks spread over each file,
@@ -24,9 +30,9 @@ def weights_digest(model: str, revision: str | None = None) -> str:
     """
     directory = _local_directory(model, revision)
     files = sorted(directory.glob("*.safetensors")) if directory else []
-    if not files:
+    if directory is None or not files:
         return ""
-    digest = xxhash.xxh3_128()
+    digest = xxhash.xxh3_128(_config(directory).encode())
     for file in files:
         digest.update(f"{file.name}:{file.stat().st_size}:".encode())
         digest.update(_header(file))
@@ -42,6 +48,34 @@ def _local_directory(model: str, revision: str | None) -> Path | None:
 
         return Path(snapshot_download(model, revision=revision, local_files_only=True))
     return None
+
+
+def with_overrides(digest: str, overrides: str) -> str:
+    """The digest of the same files under other settings of the model; ``overrides`` is a JSON object.
+
+    The digest as it is where nothing is overridden.
+    """
+    if overrides.strip() in ("", "{}"):
+        return digest
+    return xxhash.xxh3_128_hexdigest((digest + _canonical(overrides)).encode())
+
+
+def _config(directory: Path) -> str:
+    try:
+        return _canonical((directory / "config.json").read_text(encoding="utf-8"))
+    except OSError:
+        return ""
+
+
+def _canonical(text: str) -> str:
+    """JSON whose layout says nothing; a text that is none stays as it is."""
+    try:
+        content = json.loads(text)
+    except ValueError:
+        return text
+    if isinstance(content, dict):
+        content = {key: value for key, value in content.items() if key not in _OF_NO_CONSEQUENCE}
+    return json.dumps(content, sort_keys=True)
 
 
 def _header(file: Path) -> bytes:

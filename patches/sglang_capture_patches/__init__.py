@@ -10,6 +10,7 @@ it is loaded (:mod:`.model_load`). One module per patched place:
 ``model_forward``   around the forward of a marked batch: taps in the decoder layers and the norm
 ``prefix_cache``    marked prompts are computed whole, whatever the cache holds
 ``prefill_graph``   marked prefills run eagerly; others keep their CUDA graphs
+``beam_search``     requests for beam search keep their mark
 ``queued``          a marked request that leaves the queue uncomputed is a failure, not a silence
 ``weights_changed`` weights that are changed in a running server have another digest
 =================== ==============================================================================

@@ -44,7 +44,10 @@ WEIGHT_UPDATES = (
     "update_weights_from_tensor",
     "update_weights_from_ipc",
 )
-"""All ways in which the weights of a running server change."""
+"""The requests with which the weights of a running server are changed; ``HOOKED`` has more that may change them."""
+
+WEIGHT_UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
+BEAMS = "sglang.srt.beam_search.coordinator.BeamCoordinator"
 
 HOOKED = (
     Need("sglang.srt.model_executor.model_runner.ModelRunner.load_model", ("self",)),
@@ -60,10 +63,12 @@ HOOKED = (
     ),
     Need("sglang.srt.managers.scheduler.Scheduler._add_request_to_queue", ("self", "req")),
     Need("sglang.srt.managers.scheduler.Scheduler.abort_request", ("self", "recv_req")),
-    *(
-        Need(f"sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager.{name}", ("self",))
-        for name in WEIGHT_UPDATES
-    ),
+    *(Need(f"{WEIGHT_UPDATER}.{name}", ("self",)) for name in WEIGHT_UPDATES),
+    Need(f"{WEIGHT_UPDATER}.resume_memory_occupation", ("self", "recv_req")),
+    Need(f"{WEIGHT_UPDATER}.check_weights", ("self", "recv_req")),
+    # A session in which a trainer writes into the weights without a request for each (RDMA).
+    Need(f"{WEIGHT_UPDATER}.end_weight_update", ("self", "recv_req"), since="0.5.21"),
+    Need(f"{BEAMS}.validate_and_init", ("self", "req"), since="0.5.19"),
     # Before, the vote is no function of its own; `target.check_configuration` refuses where it would be needed.
     Need(
         "sglang.srt.managers.scheduler_components.dp_attn._local_prefill_cuda_graph_vote",
@@ -88,6 +93,8 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "sglang.srt.plugins.hook_registry.HookRegistry": ("_patched",),
     "sglang.srt.managers.scheduler.Scheduler": ("waiting_queue",),
     "sglang.srt.managers.io_struct.AbortReq": ("abort_all",),
+    "sglang.srt.managers.io_struct.CheckWeightsReqInput": ("action",),
+    "sglang.srt.managers.io_struct.ResumeMemoryOccupationReqInput": ("tags",),
     "sglang.srt.managers.schedule_batch.Req": (
         "rid",
         "origin_input_ids",

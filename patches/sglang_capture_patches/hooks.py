@@ -6,6 +6,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from sglang_capture_patches import (
     batch_plan,
+    beam_search,
     model_forward,
     model_load,
     prefill_graph,
@@ -14,11 +15,10 @@ from sglang_capture_patches import (
     weights_changed,
 )
 from sglang_capture_patches.compat import installed_version
-from sglang_capture_patches.contract import HOOKED, WEIGHT_UPDATES, needed
+from sglang_capture_patches.contract import BEAMS, HOOKED, WEIGHT_UPDATER, WEIGHT_UPDATES, needed
 
 _RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
 _GRAPHS = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner.PrefillCudaGraphRunner"
-_UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 
 HOOKS = {
     f"{_RUNNER}.load_model": (model_load.around_load_model, HookType.AROUND),
@@ -33,7 +33,11 @@ HOOKS = {
     ),
     "sglang.srt.managers.scheduler.Scheduler._add_request_to_queue": (queued.after_add, HookType.AFTER),
     "sglang.srt.managers.scheduler.Scheduler.abort_request": (queued.after_abort, HookType.AFTER),
-    **{f"{_UPDATER}.{name}": (weights_changed.after_update, HookType.AFTER) for name in WEIGHT_UPDATES},
+    **{f"{WEIGHT_UPDATER}.{name}": (weights_changed.after_update, HookType.AFTER) for name in WEIGHT_UPDATES},
+    f"{WEIGHT_UPDATER}.end_weight_update": (weights_changed.after_session, HookType.AFTER),
+    f"{WEIGHT_UPDATER}.resume_memory_occupation": (weights_changed.after_resume, HookType.AFTER),
+    f"{WEIGHT_UPDATER}.check_weights": (weights_changed.after_check, HookType.AFTER),
+    f"{BEAMS}.validate_and_init": (beam_search.around_validate_and_init, HookType.AROUND),
     f"{_GRAPHS}.can_run_graph": (prefill_graph.around_can_run_graph, HookType.AROUND),
     "sglang.srt.managers.scheduler_components.dp_attn._local_prefill_cuda_graph_vote": (
         prefill_graph.around_vote,

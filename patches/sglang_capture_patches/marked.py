@@ -7,7 +7,7 @@ decision may depend on the request and on the server's settings alone, never on 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,8 @@ from sglang_capture.mark import Mark, MarkError, parse_mark, refused_id, safe_id
 from sglang_capture.spec import CaptureSpec
 
 _ATTRIBUTE = "_sglang_capture"
+_PARAMS = "_sglang_capture_params"
+_QUEUED = "_sglang_capture_queued"
 
 MOST_REQUEST_ID = 256
 """Characters of a request's id that are kept; SGLang takes any number, and a dump's quota has no room for them."""
@@ -76,7 +78,7 @@ class Rules:
 
 def decide(req: Any, rules: Rules) -> Decision:
     """What is to be done with SGLang's ``Req``; ``None`` if it is not marked. Computed once, then kept on it."""
-    custom = req.sampling_params.custom_params
+    custom = custom_params(req)
     if custom is None and not rules.every:
         return None
     kept: Decision = getattr(req, _ATTRIBUTE, None)
@@ -90,12 +92,10 @@ def decide(req: Any, rules: Rules) -> Decision:
 def _decide(req: Any, custom: object, rules: Rules) -> Decision:
     rid = str(req.rid)
     kept_rid = shortened(rid, MOST_REQUEST_ID)
-    if rid.startswith(HEALTH_CHECK_PREFIX):
-        return None
     try:
         mark = parse_mark(custom, token=rules.token)
         if mark is None:
-            if not rules.every:
+            if not rules.every or not _of_a_client(req):
                 return None
             mark = Mark()
         asked = _spec_for(mark, rules.spec)
@@ -104,6 +104,26 @@ def _decide(req: Any, custom: object, rules: Rules) -> Decision:
         return Refused(refused_id(custom, rid), kept_rid, str(error))
     keys: frozenset[int | str] = frozenset([*asked.layers, *asked.last_hidden_keys])
     return Marked(mark.capture_id or safe_id(rid), kept_rid, asked, keys & rules.keys)
+
+
+def custom_params(req: Any) -> object:
+    """What the client sent as ``custom_params``; ``None`` if nothing."""
+    kept = getattr(req, _PARAMS, None)
+    return req.sampling_params.custom_params if kept is None else kept
+
+
+def keep_params(req: Any, custom: object) -> None:
+    """Remember what the client sent: SGLang is about to forget it."""
+    setattr(req, _PARAMS, custom)
+
+
+def entered_queue(req: Any) -> None:
+    """What SGLang makes for itself, to measure how fast it is, never enters the queue."""
+    setattr(req, _QUEUED, True)
+
+
+def _of_a_client(req: Any) -> bool:
+    return getattr(req, _QUEUED, False) and not str(req.rid).startswith(HEALTH_CHECK_PREFIX)
 
 
 def _spec_for(mark: Mark, spec: CaptureSpec) -> CaptureSpec:
@@ -124,12 +144,14 @@ def _check_request(req: Any, vocab_size: int) -> None:
         raise MarkError("requests with embedding overrides cannot be captured: some rows belong to no token ids")
     if getattr(req, "multi_item_delimiter_indices", None) is not None:
         raise MarkError("several items scored in one prompt cannot be captured: their rows do not see each other")
-    if req.multimodal_inputs is not None:
-        ids = req.origin_input_ids_unpadded
-        if len(ids) != len(req.origin_input_ids):
-            raise MarkError("this model's image tokens are expanded inside the engine: no vocabulary id for each row")
-        if max(ids, default=0) >= vocab_size:
-            raise MarkError(f"a placeholder for images or sound is no vocabulary id: {max(ids)} of {vocab_size}")
+    ids = _vocabulary_ids(req)
+    if len(ids) != len(req.origin_input_ids):
+        raise MarkError("this model's image tokens are expanded inside the engine: no vocabulary id for each row")
+    lowest, highest = min(ids, default=0), max(ids, default=0)
+    if lowest < 0 or highest >= vocab_size:
+        # Embeddings are padded, so the engine serves it; the rows belong to no token.
+        wrong = lowest if lowest < 0 else highest
+        raise MarkError(f"every row must have a vocabulary id, from 0 to {vocab_size - 1}; found {wrong}")
 
 
 def vocabulary_ids(req: Any) -> torch.Tensor:
@@ -138,8 +160,12 @@ def vocabulary_ids(req: Any) -> torch.Tensor:
     At image positions ``origin_input_ids`` holds the engine's internal hashes; the ids before that replacement have the
     model's placeholder there.
     """
-    ids = req.origin_input_ids if req.multimodal_inputs is None else req.origin_input_ids_unpadded
-    return torch.tensor(ids, dtype=torch.int64)
+    return torch.tensor(_vocabulary_ids(req), dtype=torch.int64)
+
+
+def _vocabulary_ids(req: Any) -> Sequence[int]:
+    ids: Sequence[int] = req.origin_input_ids if req.multimodal_inputs is None else req.origin_input_ids_unpadded
+    return ids
 
 
 def watch(req: Any) -> Callable[[], str | None]:

@@ -20,7 +20,8 @@ from sglang_capture_patches import runtime
 def around_max_prefix_len(original: Callable[..., int], req: Any, *args: Any, **kwargs: Any) -> int:
     """0 for a request that is captured, SGLang's own answer for every other."""
     longest = original(req, *args, **kwargs)
-    if not (longest and runtime.is_captured(req)):
+    if not runtime.is_captured(req):
         return longest
+    # Even where SGLang's own answer is 0 (log probabilities from the start): later chunks read the tree all the same.
     runtime.set_apart(req)
     return 0

@@ -20,8 +20,10 @@ from sglang_capture_patches.marked import (
     Refused,
     Rules,
     answered,
+    custom_params,
     decide,
     ended,
+    entered_queue,
     vocabulary_ids,
     watch,
 )
@@ -57,13 +59,15 @@ class Runtime:
 
     def may_be_marked(self, req: Any) -> bool:
         """A cheap look, before anything is decided."""
-        return self.rules.every or req.sampling_params.custom_params is not None
+        return self.rules.every or custom_params(req) is not None
 
     def decide(self, req: Any) -> Decision:
         return decide(req, self.rules)
 
     def expect(self, req: Any) -> None:
         """A request entered the queue, for the first time or after a retraction."""
+        if self.rules.every:
+            entered_queue(req)
         if self.filler is not None and self.may_be_marked(req):
             decision = self.decide(req)
             if isinstance(decision, Refused):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib import metadata
@@ -15,7 +16,8 @@ from sglang.srt.runtime_context import get_parallel
 from sglang_capture.layers import check_layers, default_layers, parse_layers
 from sglang_capture.settings import PluginSettings
 from sglang_capture.spec import LAST_HIDDEN_KEYS, CaptureSpec
-from sglang_capture.weights import weights_digest
+from sglang_capture.weights import weights_digest, with_overrides
+from sglang_capture_patches import SERVER_ID
 from sglang_capture_patches.contract import DP_RANK_AT, REFUSED, VOTE_SINCE, newest, release
 from sglang_capture_patches.search import UnknownModelError, find_inner
 
@@ -151,13 +153,20 @@ def build_spec(model_runner: Any, target: Target, settings: PluginSettings, rank
         dtype=str(model_runner.dtype).removeprefix("torch."),
         architecture=architectures[0],
         model_path=local_path(args.model_path),
-        weights_digest=weights_digest(str(args.model_path), args.revision),
+        weights_digest=_weights_digest(args),
         revision=args.revision or "",
         sglang_version=metadata.version("sglang"),
         plugin_version=metadata.version("sglang-capture"),
         ranks={"tp": int(args.tp_size), "dp": rank.writers, "pp": rank.stages},
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
+
+
+def _weights_digest(args: Any) -> str:
+    """Of what is served: the files, but for what the server's arguments make of them."""
+    if args.load_format == "dummy":  # random weights, whatever lies at the path
+        return f"dummy-{os.environ.get(SERVER_ID, '')[:8]}"
+    return with_overrides(weights_digest(str(args.model_path), args.revision), args.json_model_override_args)
 
 
 def local_path(path: object) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 from unittest import mock
 
@@ -20,7 +21,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import prepare_server_args
 from sglang_capture_patches import hooks, runtime, target
-from sglang_capture_patches.marked import Refused, Rules, decide
+from sglang_capture_patches.marked import Refused, Rules, decide, entered_queue
 from sglang_capture_patches.target import CaptureStartError, check_configuration
 
 from sglang_capture.spec import CaptureSpec
@@ -59,6 +60,7 @@ def main(model_dir: str, refused: list[list[str]]) -> None:
         found["cached"][name] = req._compute_max_prefix_len(TOKENS)
     found["vote"]["no batch"] = vote(None)
     found["request"] = {name: refusal(rules, **case) for name, case in OTHER_ROWS.items()}
+    found["unasked"] = {name: unasked(rules, **case) for name, case in OF_SGLANG_ITSELF.items()}
     found["told in the queue"] = told_in_the_queue(model_runner, rules, cases)
     found["graphs before the vote"] = before_the_vote(model_dir)
     found["configuration"] = [configuration(model_dir, flags) for flags in refused]
@@ -71,6 +73,8 @@ OTHER_ROWS = {
     "with embeddings": {"input_embeds": [[0.0] * 8] * TOKENS},
     "with some embeddings": {"positional_embed_overrides": "embeddings and their positions"},
     "several items at once": {"multi_item_delimiter_indices": [3, 5]},
+    "an id behind the vocabulary": {"origin_input_ids": [5, 512]},
+    "a negative id": {"origin_input_ids": [5, -1]},
     "plain": {},
 }
 """What a request may have by which its rows would not be this model's rows of these ids."""
@@ -82,6 +86,23 @@ def refusal(rules: Rules, **fields: object) -> str:
         setattr(req, name, value)
     decision = decide(req, rules)
     return decision.reason if isinstance(decision, Refused) else ""
+
+
+OF_SGLANG_ITSELF = {
+    "a client's": {"queued": True},
+    "a health check": {"rid": "HEALTH_CHECK_1", "queued": True},
+    "a health check with a mark": {"rid": "HEALTH_CHECK_1", "queued": True, "custom_params": {"capture": "a"}},
+    "a measurement": {"queued": False},
+}
+"""Requests of a server that captures every prompt: unmarked ones that SGLang makes for itself are nobody's data."""
+
+
+def unasked(rules: Rules, *, queued: bool, rid: str = "rid", custom_params: object = None) -> bool:
+    req = request(custom_params)
+    req.rid = rid
+    if queued:
+        entered_queue(req)
+    return decide(req, replace(rules, every=True)) is not None
 
 
 class Told:

@@ -103,3 +103,14 @@ def test_a_request_whose_rows_are_not_the_models_of_these_ids_is_refused(decided
     assert "input_embeds" in said["with embeddings"]
     assert "embedding overrides" in said["with some embeddings"]
     assert "several items" in said["several items at once"]
+    assert said["an id behind the vocabulary"].endswith("from 0 to 511; found 512")
+    assert said["a negative id"].endswith("from 0 to 511; found -1")
+
+
+def test_where_every_prompt_is_captured_sglangs_own_are_not(decided):
+    assert decided["unasked"] == {
+        "a client's": True,
+        "a health check": False,
+        "a health check with a mark": True,
+        "a measurement": False,
+    }

@@ -61,6 +61,16 @@ def test_several_answers_to_one_prompt_are_one_capture(server, oracle6, draw, ne
     assert after.duplicates > before.duplicates
 
 
+def test_a_request_for_beam_search_is_captured_as_its_mark_says(server, oracle6, draw, new_id):
+    """SGLang puts its own sampling parameters in the place of the client's."""
+    name, prompt = new_id(), draw(70)
+    mark = {"capture": name, "capture_layers": [1, 4], "capture_last_hidden": "both"}
+    server.capture(prompt, mark, beam_width=2, max_new_tokens=4)
+    dump = server.dump(name)
+    assert (dump.spec.layers, dump.spec.last_hidden) == ((1, 4), "both")
+    assert_rows_agree(dump, oracle6, prompt)
+
+
 def test_one_mark_over_a_batched_body_is_one_whole_capture(server, oracle6, draw, new_id):
     name, prompts = new_id(), [draw(length) for length in (20, 30, 40)]
     assert len(server.capture(prompts, {"capture": name})) == 3

@@ -151,7 +151,11 @@ def test_rows_in_chunks_are_those_of_the_new_weights_whatever_is_in_the_cache(re
     refusing.control("continue_generation")
     wishes = [Wish(prompt, new_id()) for prompt in [*known, [*known[0][:200], 20, 21]]]
     send_all(refusing, wishes)
-    assert_all_agree(refusing, Oracle(newest), wishes)
+    # Log probabilities from the first token on: SGLang itself looks for no prefix, and yet reads the earlier chunks.
+    scored = [Wish(prompt, new_id()) for prompt in known]
+    for wish in scored:
+        refusing.capture(wish.prompt, {"capture": wish.name}, request={"return_logprob": True, "logprob_start_len": 0})
+    assert_all_agree(refusing, Oracle(newest), [*wishes, *scored])
 
 
 def test_weights_that_no_checkpoint_has_are_like_no_others(refusing, draw, new_id):
@@ -161,3 +165,25 @@ def test_weights_that_no_checkpoint_has_are_like_no_others(refusing, draw, new_i
     send_all(refusing, [after])
     old, new = refusing.dump(before.name).spec, refusing.dump(after.name).spec
     assert new.weights_digest.startswith(f"{old.weights_digest}+")
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        ("resume_memory_occupation", {"tags": ["weights"]}),
+        ("weights_checker", {"action": "reset_tensors"}),
+    ],
+)
+def test_other_ways_to_other_weights(refusing, draw, new_id, route, body):
+    """The last test of this server: afterwards its weights are random."""
+    before, after = Wish(draw(5), new_id()), Wish(draw(5), new_id())
+    send_all(refusing, [before])
+    if route == "resume_memory_occupation":
+        assert refusing.control("release_memory_occupation", **body) == 200
+    else:
+        assert refusing.control(route, action="checksum") == 200  # a look changes nothing
+        send_all(refusing, [Wish(draw(5), before_look := new_id())])
+        assert refusing.dump(before_look).spec.digest == refusing.dump(before.name).spec.digest
+    assert refusing.control(route, **body) == 200
+    send_all(refusing, [after])
+    assert refusing.dump(before.name).spec.digest != refusing.dump(after.name).spec.digest

@@ -43,12 +43,14 @@ class Capture:
     """A capture that was begun; ``open`` until it is complete, failed or refused. ``board``: with pipeline stages.
 
     Attributes:
+        failed: whether nobody wants its rows any more, on any pipeline stage.
         part: the unfinished dump; on a later pipeline stage the board, which says where that is.
     """
 
     request: CaptureRequest
     part: Path
     open: bool = True
+    failed: bool = False
     dump: DumpFile | None = None
     board: Board | None = None
     coverage: Coverage = field(default_factory=Coverage)

@@ -15,22 +15,22 @@ from typing import Protocol
 
 import torch
 
+from sglang_capture.patience import Patience
+
 PINNED_BYTES = 1 << 30
 """Most pinned memory in flight on CUDA; a copy that would exceed it waits for the writer (back-pressure)."""
-
-PINNED_WAIT_SECONDS = 30.0
 
 
 class Copier(Protocol):
     """Copies ``source`` into ``destination``, at once or on the writer's thread before anything submitted later."""
 
-    def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None: ...
+    def copy(self, destination: torch.Tensor, source: torch.Tensor, patience: Patience) -> None: ...
 
 
 class DirectCopier:
     """For tensors in host memory: the copy is done when the call returns."""
 
-    def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
+    def copy(self, destination: torch.Tensor, source: torch.Tensor, patience: Patience) -> None:
         destination.copy_(source)
 
 
@@ -49,10 +49,10 @@ class PinnedCopier:
         self._room = threading.Condition()
         self._stream: torch.cuda.Stream | None = None
 
-    def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
+    def copy(self, destination: torch.Tensor, source: torch.Tensor, patience: Patience) -> None:
         """Raises TimeoutError if the writer does not keep up: the capture fails, and the engine goes on."""
         size = source.numel() * source.element_size()
-        self._take(size)
+        self._take(size, patience)
         try:
             pinned, done = self._send(source)
         except BaseException:
@@ -81,14 +81,15 @@ class PinnedCopier:
         staged.record_stream(stream)
         return pinned, done
 
-    def _take(self, size: int) -> None:
+    def _take(self, size: int, patience: Patience) -> None:
         """Wait for room; one copy larger than the whole budget goes alone."""
         with self._room:
-            free = self._room.wait_for(
-                lambda: self._in_flight == 0 or self._in_flight + size <= self._budget, PINNED_WAIT_SECONDS
-            )
+            with patience.waiting() as seconds:
+                free = self._room.wait_for(
+                    lambda: self._in_flight == 0 or self._in_flight + size <= self._budget, seconds
+                )
             if not free:
-                raise TimeoutError(f"the dump writer did not keep up for {PINNED_WAIT_SECONDS:.0f} s")
+                raise TimeoutError("the dump writer does not keep up with the engine")
             self._in_flight += size
 
     def _give(self, size: int) -> None:

@@ -18,11 +18,12 @@ import torch
 from sglang_capture.capture import Capture, CaptureRequest
 from sglang_capture.copying import Copier, DirectCopier, PinnedCopier
 from sglang_capture.dump import DumpFile
+from sglang_capture.patience import Patience
 from sglang_capture.spool import Counts
 from sglang_capture.writer_thread import WriterThread
 
 LAYOUT_SECONDS = 30.0
-"""How long rows wait for their dump to be laid out before the capture fails."""
+"""How long the rows of a forward wait for their dumps to be laid out, and for memory, before the captures fail."""
 
 
 class Filler(ABC):
@@ -41,10 +42,15 @@ class Filler(ABC):
         self._housekeeping = housekeeping
         self._open: set[Capture] = set()
         self._lock = threading.Lock()
+        self._patience = Patience(LAYOUT_SECONDS)
         self._thread = WriterThread(self._keep_house, self._poll, self._note)
         self._copier: Copier = PinnedCopier(self._thread.submit) if device.startswith("cuda") else DirectCopier()
 
     # -- called on the engine's thread ------------------------------------------------------------------------
+
+    def begin_forward(self) -> None:
+        """A forward with marked requests begins: it may wait anew."""
+        self._patience.renew()
 
     @abstractmethod
     def begin(self, request: CaptureRequest) -> Capture:
@@ -59,8 +65,10 @@ class Filler(ABC):
         if not self._wanted(capture):
             return
         try:
-            if not capture.laid_out.wait(LAYOUT_SECONDS):
-                raise TimeoutError(f"its dump was not laid out within {LAYOUT_SECONDS:.0f} s")
+            with self._patience.waiting() as seconds:
+                laid_out = capture.laid_out.wait(seconds)
+            if not laid_out:
+                raise TimeoutError("its dump was not laid out in time")
             dump = capture.dump
             if dump is None:  # it failed meanwhile, on the writer's thread
                 return
@@ -69,7 +77,7 @@ class Filler(ABC):
                 raise ValueError(
                     f"rows of {key} are {rows.dtype} {list(rows.shape)}, and {place.dtype} {list(place.shape)} fit"
                 )
-            self._copier.copy(place, rows)
+            self._copier.copy(place, rows, self._patience)
             self.counts.copies += 1
         except Exception as error:
             self.fail(capture, f"its rows could not be copied: {error}")
@@ -85,6 +93,7 @@ class Filler(ABC):
     def fail(self, capture: Capture, reason: str) -> None:
         """End a capture without a dump."""
         if self._close(capture):
+            capture.failed = True
             self._failed(capture, reason)
 
     def fail_all(self, reason: str) -> None:

@@ -19,6 +19,7 @@ from sglang_capture.capture import Capture, CaptureRequest
 from sglang_capture.dump import DumpFile, reserved_bytes
 from sglang_capture.filler import Filler
 from sglang_capture.mark import shortened
+from sglang_capture.patience import Patience
 from sglang_capture.quota import Account, in_pages
 from sglang_capture.row_check import RowFaults
 from sglang_capture.spool import NO_ROOM, PART_PREFIX, SPOOL_FULL, Failure, dump_path, failure_path, write_failure
@@ -64,8 +65,7 @@ class Recorder(Filler):
         self.account = account
         self._rank = rank
         self._stages = stages
-        self._on_full = on_full
-        self._wait_seconds = wait_seconds
+        self._room_patience = Patience(wait_seconds if on_full == "wait" else 0.0)
         self._nonfinite = nonfinite
         self._number = 0
         self._failures_written = 0
@@ -78,6 +78,10 @@ class Recorder(Filler):
         return super().in_flight + len(self._handed_over)
 
     # -- called on the engine's thread ------------------------------------------------------------------------
+
+    def begin_forward(self) -> None:
+        super().begin_forward()
+        self._room_patience.renew()
 
     def begin(self, request: CaptureRequest) -> Capture:
         """Begin a capture: reserve its bytes, and have its dump laid out. Refused captures come back closed."""
@@ -113,12 +117,8 @@ class Recorder(Filler):
         size = in_pages(reserved_bytes(request.tokens, request.spec))
         if size > self.account.limit:
             return f"larger than the spool: it needs {size} bytes, and the quota is {self.account.limit}"
-        deadline = time.monotonic() + (self._wait_seconds if self._on_full == "wait" else 0.0)
-        while not self.account.reserve(capture.part, size):
-            # Captures under way end only if the engine goes on: to wait for their room would be to wait for ever.
-            if time.monotonic() >= deadline or size > self.account.limit - self._under_way():
-                return f"{SPOOL_FULL}: {size} bytes are needed, {self.account.free} of {self.account.limit} are free"
-            time.sleep(0.02)
+        if not self._reserved(capture, size):
+            return f"{SPOOL_FULL}: {size} bytes are needed, {self.account.free} of {self.account.limit} are free"
         if self._stages > 1:
             try:
                 capture.board = Board.create(board_path(self.directory, self._rank, request), self._stages)
@@ -126,6 +126,17 @@ class Recorder(Filler):
                 self.account.release(capture.part)
                 return _reason(error)
         return None
+
+    def _reserved(self, capture: Capture, size: int) -> bool:
+        """Whether there is room, now or after waiting for it."""
+        with self._room_patience.waiting() as seconds:
+            deadline = time.monotonic() + seconds
+            while not self.account.reserve(capture.part, size):
+                # Captures under way end only if the engine goes on: to wait for their room would be to wait for ever.
+                if time.monotonic() >= deadline or size > self.account.limit - self._under_way():
+                    return False
+                time.sleep(0.02)
+        return True
 
     def _under_way(self) -> int:
         """Bytes of the captures that still want rows."""
@@ -162,7 +173,8 @@ class Recorder(Filler):
     def _lay_out(self, capture: Capture) -> None:
         request = capture.request
         try:
-            if capture.open:
+            # It may be complete already: a later stage may be the only one with rows to hand over.
+            if not capture.failed:
                 self._forget_failure(request.capture_id)
                 capture.dump = DumpFile(
                     capture.part,

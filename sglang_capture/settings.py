@@ -45,7 +45,10 @@ class PluginSettings(BaseSettings):
         description="with a full spool: `refuse` the capture and serve the request, or let the engine `wait`",
     )
     wait_seconds: float = Field(
-        default=60, gt=0, le=240, description="with `wait`: how long the engine waits for room before it refuses"
+        default=60,
+        gt=0,
+        le=240,
+        description="with `wait`: how long a forward of the engine waits for room before it refuses",
     )
     nonfinite: Literal["refuse", "label"] = Field(
         default="refuse",

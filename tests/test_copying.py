@@ -6,34 +6,35 @@ import threading
 import pytest
 import torch
 
-from sglang_capture import copying
 from sglang_capture.copying import DirectCopier, PinnedCopier
+from sglang_capture.patience import Patience
+
+PATIENT = Patience(30)
 
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 def test_in_host_memory_the_copy_is_done_when_the_call_returns():
     source, place = torch.randn(5, 8), torch.zeros(5, 8)
-    DirectCopier().copy(place, source)
+    DirectCopier().copy(place, source, PATIENT)
     expected = source.clone()
     source.fill_(float("nan"))
     assert torch.equal(place, expected)
 
 
-def test_a_copy_waits_for_room_and_gives_up_in_the_end(monkeypatch):
-    monkeypatch.setattr(copying, "PINNED_WAIT_SECONDS", 0.05)
+def test_a_copy_waits_for_room_and_gives_up_in_the_end():
     copier = PinnedCopier(lambda task: None, budget=100)
-    copier._take(60)
-    with pytest.raises(TimeoutError, match="did not keep up"):
-        copier._take(60)
+    copier._take(60, PATIENT)
+    with pytest.raises(TimeoutError, match="does not keep up"):
+        copier._take(60, Patience(0.05))
     copier._give(60)
-    copier._take(60)
+    copier._take(60, PATIENT)
 
 
 def test_a_copy_goes_on_as_soon_as_there_is_room():
     copier = PinnedCopier(lambda task: None, budget=100)
-    copier._take(100)
-    waiting = threading.Thread(target=copier._take, args=(50,))
+    copier._take(100, PATIENT)
+    waiting = threading.Thread(target=copier._take, args=(50, PATIENT))
     waiting.start()
     copier._give(100)
     waiting.join(10)
@@ -42,7 +43,7 @@ def test_a_copy_goes_on_as_soon_as_there_is_room():
 
 def test_one_copy_larger_than_all_the_room_goes_alone():
     copier = PinnedCopier(lambda task: None, budget=100)
-    copier._take(1000)
+    copier._take(1000, PATIENT)
     copier._give(1000)
 
 
@@ -62,7 +63,7 @@ def test_rows_arrive_whatever_the_engine_does_with_its_buffer(dtype):
         content = torch.randn(rows, 1024, generator=generator).to(dtype)
         place = torch.zeros(rows, 1024, dtype=dtype)
         buffer[:rows].copy_(content)
-        copier.copy(place, buffer[:rows])
+        copier.copy(place, buffer[:rows], PATIENT)
         buffer.fill_(float("nan"))
         copied.append((place, content))
     tasks.put(None)

@@ -94,6 +94,21 @@ def test_with_wait_the_pause_ends_in_a_refusal(tmp_path, make_recorder):
     assert read_failure(failure_path(tmp_path, "b")).retriable
 
 
+def test_with_wait_all_requests_of_a_forward_wait_once_and_not_one_after_the_other(tmp_path, make_recorder):
+    """Each for itself, they would wait until SGLang's watchdog ends the server."""
+    recorder = make_recorder(limit=ROOM_FOR_ONE, on_full="wait", wait_seconds=0.5)
+    hand_over(recorder, recorder.begin(request("a")), rows(10), 0, 10)
+    for _ in range(2):
+        recorder.begin_forward()
+        started = time.monotonic()
+        assert not recorder.begin(request("b")).open
+        waited = time.monotonic() - started
+        others = [recorder.begin(request(f"c{number}")) for number in range(100)]
+        assert not any(capture.open for capture in others)
+        assert waited >= 0.5
+        assert time.monotonic() - started < 50  # 100 times half a second, were each to wait
+
+
 def test_nobody_waits_for_room_that_only_the_engines_going_on_can_make(tmp_path, make_recorder):
     recorder = make_recorder(limit=ROOM_FOR_ONE, on_full="wait", wait_seconds=3600)
     under_way = recorder.begin(request("a"))

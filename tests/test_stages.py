@@ -56,6 +56,22 @@ def test_two_stages_fill_one_dump_chunk_by_chunk(tmp_path, stages):
     assert first.in_flight == second.in_flight == 0
 
 
+def test_the_second_stage_may_have_all_the_rows(tmp_path, stages):
+    """The first has none to wait with: it is done with its part before the dump is laid out."""
+    first, second = stages
+    held = threading.Event()
+    first._thread.submit(held.wait)
+    content = {key: tensor for key, tensor in rows(10, SPEC).items() if key in SECOND}
+    spec = SPEC.model_copy(update={"layers": (59,)})
+    one, two = first.begin(request(spec=spec)), second.begin(request(spec=spec))
+    first.commit(one, 0, 10)
+    held.set()
+    hand_over(second, two, content, 0, 10)
+    wait_for((tmp_path / "a.pt").exists)
+    assert_dump_holds(tmp_path / "a.pt", content)
+    assert (first.counts.published, first.counts.failed) == (1, 0)
+
+
 def test_the_second_stage_may_come_long_after_the_first(tmp_path, stages):
     first, second = stages
     contents = {f"c{n}": rows(10, SPEC, seed=n) for n in range(5)}

@@ -111,6 +111,8 @@ def _make_plan(current: runtime.Runtime, forward_batch: Any, reqs: list[Any]) ->
     current.counts.forwards += 1
     if not any(current.may_be_marked(req) for req in reqs):
         return None
+    if current.filler is not None:
+        current.filler.begin_forward()
     segments = []
     start = 0
     # strict=False: padding appends lengths that belong to no request.

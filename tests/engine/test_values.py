@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import time
@@ -24,6 +25,7 @@ from engine.captures import (
 )
 from engine.conftest import FLOAT32
 from engine.oracle import Oracle
+from sglang_capture.spool import dump_path
 from sglang_capture.tiny_model import make_tiny_model
 from sglang_capture.weights import weights_digest
 
@@ -114,6 +116,25 @@ def test_float16_rows_are_the_engines_own_and_near_its_float32(labelling, server
         assert relative_error(half.last_hidden["last_hidden_state"], exact.last_hidden["last_hidden_state"]) < 0.01
 
 
+@contextlib.contextmanager
+def paused_in_mid_prefill(server: CapturingServer, pool: ThreadPoolExecutor, wish: Wish) -> Iterator[None]:
+    """The server stands still with some chunks of a prompt computed; a prompt that was faster is sent again."""
+    while True:
+        sent = pool.submit(send_all, server, [wish])
+        while not sent.done() and not list(server.spool.glob(".part-*")):
+            time.sleep(0.001)
+        server.control("pause_generation", mode="in_place")
+        server.counts()  # a status later than this: what was complete is published
+        if list(server.spool.glob(".part-*")):
+            break
+        server.control("continue_generation")
+        sent.result()
+        dump_path(server.spool, wish.name).unlink()
+    yield
+    server.control("continue_generation")
+    sent.result()
+
+
 def test_weights_that_are_changed_in_a_running_server_are_other_weights(refusing, draw, new_id, tmp_path):
     """The server serves another model from here on."""
     other = tmp_path / "other"
@@ -121,15 +142,9 @@ def test_weights_that_are_changed_in_a_running_server_are_other_weights(refusing
     before = Wish(draw(40), new_id())
     send_all(refusing, [before])
     split = Wish(draw(400), new_id())
-    with ThreadPoolExecutor(1) as pool:
-        sent = pool.submit(send_all, refusing, [split])
-        while not list(refusing.spool.glob(".part-*")):
-            time.sleep(0.001)
-        refusing.control("pause_generation", mode="in_place")
-        update = {"model_path": str(other), "flush_cache": False}
+    update = {"model_path": str(other), "flush_cache": False}
+    with ThreadPoolExecutor(1) as pool, paused_in_mid_prefill(refusing, pool, split):
         assert refusing.post("/update_weights_from_disk", update)["success"]
-        refusing.control("continue_generation")
-        sent.result()
     assert "weights were changed" in refusing.failure(split.name).reason
     after = Wish(draw(40), new_id())
     send_all(refusing, [after])

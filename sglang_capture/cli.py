@@ -13,11 +13,13 @@ from typing import Annotated
 
 import typer
 
+from sglang_capture.commands.check_draft import check_draft
 from sglang_capture.commands.demo import demo
 from sglang_capture.commands.doctor import doctor
 from sglang_capture.commands.estimate import estimate
 from sglang_capture.commands.export import export
 from sglang_capture.commands.pack import pack
+from sglang_capture.commands.plan import plan
 from sglang_capture.commands.run import run
 from sglang_capture.commands.serve import serve
 from sglang_capture.commands.tiny_model import tiny_model
@@ -39,6 +41,8 @@ app.command("pack")(pack)
 app.command("export")(export)
 app.command("verify")(verify)
 app.command("estimate")(estimate)
+app.command("check-draft")(check_draft)
+app.command("plan")(plan)
 app.command("doctor")(doctor)
 app.command("demo")(demo)
 app.command("tiny-model")(tiny_model)

@@ -134,9 +134,14 @@ def disk_free(path: Path) -> int:
     return found.f_bavail * found.f_frsize
 
 
+def shard_bytes(spec: CaptureSpec) -> int:
+    """What a token takes on the disk: its payload and its loss mask."""
+    return spec.bytes_per_token + _MASK_BYTES
+
+
 def _facts(count: TokenCount, around: Surroundings) -> dict[str, Any]:
     spec = around.spec
-    per_token = spec.bytes_per_token + _MASK_BYTES
+    per_token = shard_bytes(spec)
     total, longest = count.tokens * per_token, count.longest * spec.bytes_per_token
     return {
         "rows": count.rows,

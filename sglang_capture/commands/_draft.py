@@ -1,0 +1,47 @@
+"""What `check-draft` and `plan` read: a draft, and what a dataset or an export was captured with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sglang_capture.commands._model import read_config
+from sglang_capture.drafts.configs import DraftConfig, draft_config
+from sglang_capture.drafts.shapes import read_shapes
+from sglang_capture.drafts.trainers import TRAINERS
+from sglang_capture.errors import UsageError
+from sglang_capture.export.folder import read_lineage
+from sglang_capture.shards.manifest import read_manifest
+from sglang_capture.spec import CaptureSpec
+
+
+def read_draft(draft: str) -> DraftConfig:
+    """The draft in a directory, or on the Hugging Face Hub (its config alone).
+
+    Raises:
+        UsageError: there is none, or it is no draft that is known.
+    """
+    directory = Path(draft)
+    return draft_config(read_config(draft), read_shapes(directory) if directory.is_dir() else None)
+
+
+def read_captured(path: Path) -> tuple[CaptureSpec, str]:
+    """What a dataset was captured with, and for which trainer it is if it is an export; else an empty name.
+
+    Raises:
+        DatasetError: it is neither.
+        ExportError: its lineage cannot be read.
+    """
+    if (lineage := read_lineage(path)) is not None:
+        return lineage.spec, lineage.format
+    return read_manifest(path).spec, ""
+
+
+def check_trainer(name: str | None) -> None:
+    """Refuse a trainer that is not known.
+
+    Raises:
+        UsageError: with the names there are.
+    """
+    names = sorted({row.name for row in TRAINERS})
+    if name is not None and name.lower().replace(" ", "-") not in [known.lower().replace(" ", "-") for known in names]:
+        raise UsageError(f"--trainer {name} is not known: give one of {', '.join(names)}")

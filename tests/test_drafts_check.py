@@ -254,6 +254,12 @@ def test_layers_for_multi_token_prediction_cannot_be_told() -> None:
     assert wrong(report)["hidden states"].state == "unknown"
 
 
+def test_a_trainer_that_makes_no_such_drafts() -> None:
+    report = check(eagle3([2, 30, 58]), target(), trainer="EAGLE")
+    assert wrong(report)["last hidden state"].state == "unknown"
+    assert not report.fits
+
+
 def test_a_model_that_is_no_draft() -> None:
     with pytest.raises(UsageError, match="no config of a draft"):
         draft_config({"architectures": [LLAMA], "num_hidden_layers": 32})

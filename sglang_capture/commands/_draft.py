@@ -7,7 +7,7 @@ from pathlib import Path
 from sglang_capture.commands._model import read_config
 from sglang_capture.drafts.configs import DraftConfig, draft_config
 from sglang_capture.drafts.shapes import read_shapes
-from sglang_capture.drafts.trainers import TRAINERS
+from sglang_capture.drafts.trainers import TRAINERS, is_export, plain
 from sglang_capture.errors import UsageError
 from sglang_capture.export.folder import read_lineage
 from sglang_capture.shards.manifest import read_manifest
@@ -25,14 +25,14 @@ def read_draft(draft: str) -> DraftConfig:
 
 
 def read_captured(path: Path) -> tuple[CaptureSpec, str]:
-    """What a dataset was captured with, and for which trainer it is if it is an export; else an empty name.
+    """What a dataset was captured with, and the export's name if it is one for a trainer; else an empty name.
 
     Raises:
         DatasetError: it is neither.
         ExportError: its lineage cannot be read.
     """
     if (lineage := read_lineage(path)) is not None:
-        return lineage.spec, lineage.format
+        return lineage.spec, lineage.format if is_export(lineage.format) else ""
     return read_manifest(path).spec, ""
 
 
@@ -43,5 +43,5 @@ def check_trainer(name: str | None) -> None:
         UsageError: with the names there are.
     """
     names = sorted({row.name for row in TRAINERS})
-    if name is not None and name.lower().replace(" ", "-") not in [known.lower().replace(" ", "-") for known in names]:
+    if name is not None and plain(name) not in map(plain, names):
         raise UsageError(f"--trainer {name} is not known: give one of {', '.join(names)}")

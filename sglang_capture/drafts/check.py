@@ -102,9 +102,7 @@ def _layers(draft: DraftConfig, spec: CaptureSpec, feeding: Served) -> Iterator[
             )
     else:
         same = feeding.indices == trained
-        found = f"indices {list(feeding.indices)}: {feeding.why}"
-        if not same:
-            found = f"{difference(trained, feeding.indices, spec.num_layers)}. {found}"
+        found = feeding.why if same else f"{difference(trained, feeding.indices, spec.num_layers)}. {feeding.why}"
         yield finding("hidden states", same, f"indices {list(trained)}", found, _layers_remedy(spec, feeding))
         if draft.ids is not None and list(draft.ids) != sorted(set(draft.ids)):
             yield finding(

@@ -110,7 +110,7 @@ def _eagle3(draft: DraftConfig, setter: Setter, architecture: str, layers: int, 
     if ids is not None:
         why = _because(setter, ids, indices, architecture, version)
     else:
-        why = f"the config names no ids where SGLang looks ({field}), so it takes its default for {architecture}"
+        why = f"the config names no ids where SGLang looks ({field}), so it takes its default: indices {list(indices)}"
     return Served(indices, why=why, setter=setter, field=field)
 
 
@@ -158,9 +158,8 @@ def _refusal(setter: Setter, ids: tuple[int, ...], layers: int, version: str) ->
 
 def _because(setter: Setter, ids: tuple[int, ...], indices: tuple[int, ...], architecture: str, version: str) -> str:
     outputs = indices == tuple(sorted({number + 1 for number in ids}))
-    meaning = "outputs of layers" if outputs else "hidden-state indices as they are"
-    condition = setter.ids.partition(" ")[2]
-    told = f" (the rule: {setter.ids})" if condition else ""
+    meaning = "outputs of layers" if outputs else "hidden-state indices"
+    told = f" (the rule: {setter.ids})" if " if " in setter.ids or " unless " in setter.ids else ""
     return f"SGLang {version} takes the ids {list(ids)} of a {architecture} as {meaning}{told}: indices {list(indices)}"
 
 

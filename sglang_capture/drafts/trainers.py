@@ -45,19 +45,28 @@ TRAINERS: Final[tuple[Trainer, ...]] = (
     Trainer("AngelSlim", "eagle3", "post", "angelslim", count=3),
     Trainer("AngelSlim", "dflash", "none", "angelslim-dflash"),
     Trainer("TorchSpec", "eagle3", "post", "torchspec", count=3),
-    Trainer("NeMo Automodel", "eagle3", "post", "automodel", count=3),
+    Trainer("NeMo Automodel", "eagle3", "post", "automodel-eagle3", count=3),
     Trainer("NeMo Automodel", "dspark", "post", "automodel-dspark"),
     Trainer("EAGLE", "eagle", "post", "eagle"),
 )
 
 
 def trainer_of(draft: DraftConfig, name: str | None = None) -> Trainer | None:
-    """The trainer called ``name``, else the one the config tells, else the first that makes such drafts."""
+    """The trainer or export called ``name``, else the one the config tells, else the first that makes such drafts.
+
+    ``None`` if that one makes no such drafts from captures.
+    """
     rows = [row for row in TRAINERS if row.kind == draft.kind]
-    wanted = name or draft.trainer
-    named = (row for row in rows if _plain(row.name) == _plain(wanted) or _plain(row.export) == _plain(wanted))
-    return next(named, rows[0] if rows and not name else None)
+    if wanted := name or draft.trainer:
+        rows = [row for row in rows if plain(wanted) in (plain(row.name), row.export)]
+    return next(iter(rows), None)
 
 
-def _plain(name: str) -> str:
+def is_export(name: str) -> bool:
+    """Whether ``name`` is an export for one of these trainers, and not a neutral format."""
+    return any(row.export == name for row in TRAINERS)
+
+
+def plain(name: str) -> str:
+    """A trainer's name as it may be typed: ``NeMo Automodel`` is ``nemo-automodel``."""
     return name.lower().replace(" ", "-")

@@ -102,12 +102,14 @@ def _loop_points(loop: ast.For) -> set[tuple[str, int]]:
     statements = [node for statement in loop.body for node in _flat(statement)]
     calls = [place for place, node in enumerate(statements) if any(map(_calls_layer, _own(node)))]
     found: set[tuple[str, int]] = set()
+    if not calls:  # no loop over layers, or one that is not understood: then no index comes out, and the test fails
+        return found
     for place, node in enumerate(statements):
         for test in _own(node):
             if isinstance(test, ast.Compare) and _lists(test.comparators) and isinstance(test.ops[0], ast.In):
-                found.add((_LIST, int(bool(calls) and place > calls[-1]) - _shift(test.left)))
+                found.add((_LIST, int(place > calls[-1]) - _shift(test.left)))
             elif (isinstance(test, ast.Constant) and test.value == FLAG) or _is_attribute(test, FLAG):
-                found.add((FLAG, int(bool(calls) and place > calls[-1])))
+                found.add((FLAG, int(place > calls[-1])))
     return found
 
 

@@ -8,7 +8,7 @@ from documents import DOCS
 
 from sglang_capture.drafts.releases import NEWEST, OLDEST
 from sglang_capture.drafts.rules import Setter
-from sglang_capture.drafts.served import _COUNTS_OUTPUTS
+from sglang_capture.drafts.served import COUNTS_OUTPUTS
 from sglang_capture.drafts.setters import DSPARK_SINCE, TABLE, find_setter
 from sglang_capture.drafts.trainers import TRAINERS, Trainer
 
@@ -46,7 +46,7 @@ def test_there_is_a_row_for_each_trainer() -> None:
 def test_the_releases_are_named() -> None:
     assert f"For SGLang {OLDEST} to {NEWEST}." in PAGE
     assert f"since {DSPARK_SINCE}" in PAGE
-    for name, since in _COUNTS_OUTPUTS.items():
+    for name, since in COUNTS_OUTPUTS.items():
         assert f"`{name}` (since {since})" in PAGE
 
 

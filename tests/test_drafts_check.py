@@ -241,6 +241,11 @@ def test_what_cannot_be_told(changes: dict[str, Any], reason: str) -> None:
     assert not report.fits
 
 
+def test_a_target_with_too_few_layers_for_the_default() -> None:
+    report = check(eagle3(), target(num_layers=6, layers=(2, 3, 4)))
+    assert "default [2, 3, 3] is no choice" in wrong(report)["hidden states"].found
+
+
 def test_the_release_that_serves_may_be_another_than_the_one_that_captured() -> None:
     spec = target(architecture="Qwen3_5ForCausalLM", layers=(2, 30, 58))
     assert check(dflash([1, 29, 57]), spec).fits

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from setter_source import Models
 from test_contract import VERSIONS, source_of
 
 from sglang_capture.drafts.configs import draft_config, spread_ids
@@ -21,11 +20,6 @@ from sglang_capture.errors import UsageError
 
 IDS = [1, 29, 57]
 OUTPUTS = (2, 30, 58)
-DRAFT_MODULES = (
-    *("llama_eagle", "llama_eagle3", "kimi_k25_eagle3", "qwen2_eagle", "mistral_eagle", "mistral_large_3_eagle"),
-    *("dflash", "dspark", "dspark_minimax", "deepseek_v4_dspark", "lfm2_dspark", "lilicorr"),
-)
-"""SGLang's modules with drafts of the kinds that are told apart here."""
 
 
 def released_file(version: str, *names: str) -> str:
@@ -126,12 +120,6 @@ def test_a_draft_of_speculators_has_no_class_that_sglang_loads() -> None:
 
 
 # What SGLang's source says of the same.
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_the_classes_are_those_of_a_release(version: str) -> None:
-    found = {name for module, name in Models(source_of(version)).entries() if module in DRAFT_MODULES}
-    assert {name for name, since in CLASSES.items() if holds(version, since)} == found
 
 
 def test_the_usual_classes_are_of_their_kind() -> None:

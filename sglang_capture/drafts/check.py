@@ -93,7 +93,7 @@ def _layers(draft: DraftConfig, spec: CaptureSpec, feeding: Served) -> Iterator[
             state="unknown",
             expected=f"indices {list(trained)}, as the dataset holds them",
             found=feeding.unknown,
-            remedy="serve with a release and a target whose rule is known (docs/drafts.md), or look for yourself",
+            remedy="give a release whose rules are known with --sglang-version, or see for yourself (docs/drafts.md)",
         )
     elif feeding.last:
         if draft.kind != "eagle":

@@ -185,11 +185,7 @@ def _kind(raw: Mapping[str, Any], architecture: str) -> tuple[Kind, str]:
 
 def _trainer(raw: Mapping[str, Any]) -> str:
     """Who wrote a config whose class does not tell."""
-    if "target_num_hidden_layers" in raw:
-        return "TorchSpec"
-    if str(raw.get("producer", {}).get("name", "") if isinstance(raw.get("producer"), Mapping) else "") == "modelopt":
-        return "ModelOpt"
-    return "NeMo Automodel" if "selected_token_ids" in raw else ""
+    return "TorchSpec" if "target_num_hidden_layers" in raw else ""
 
 
 def _own(raw: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -49,7 +49,7 @@ USUAL_CLASS: Final[dict[str, str]] = {
 }
 
 _GLIMMER_TARGETS: Final = ("MuseGlimmerForCausalLM", "MuseGlimmerForConditionalGeneration")
-_COUNTS_OUTPUTS: Final[dict[str, str]] = {"MuseGlimmerAssistantModel": "0.5.18", "DFlash2DraftModel": "0.5.19"}
+COUNTS_OUTPUTS: Final[dict[str, str]] = {"MuseGlimmerAssistantModel": "0.5.18", "DFlash2DraftModel": "0.5.19"}
 """Drafts to whose ids SGLang adds 1 before the setter of a Muse Glimmer gets them, and since when."""
 
 _DEFAULT_AUX: Final = 3
@@ -107,6 +107,9 @@ def _eagle3(draft: DraftConfig, setter: Setter, architecture: str, layers: int, 
     if setter.none:
         return Served(unknown=f"{architecture} in SGLang {version}: {setter.none}", setter=setter, field=field)
     indices = setter.indices(ids, layers)
+    if list(indices) != sorted(set(indices)):
+        why = f"the config names no ids ({field}), and of {layers} layers SGLang's default {list(indices)} is no choice"
+        return Served(unknown=why, setter=setter, field=field)
     if ids is not None:
         why = _because(setter, ids, indices, architecture, version)
     else:
@@ -126,7 +129,7 @@ def _dflash(draft: DraftConfig, setter: Setter, architecture: str, layers: int, 
         return Served(unknown=f"{architecture} in SGLang {version}: {setter.none}", setter=setter, field=field)
     if refused := _refusal(setter, ids, layers, version):
         return Served(unknown=refused, setter=setter, field=field)
-    since = _COUNTS_OUTPUTS.get(draft.architecture)
+    since = COUNTS_OUTPUTS.get(draft.architecture)
     if since and architecture in _GLIMMER_TARGETS and holds(version, since):
         ids = tuple(number + 1 for number in ids)
         why += f"SGLang adds 1 to the ids of a {draft.architecture}; "

@@ -308,10 +308,8 @@ TABLE: Final[tuple[Setter, ...]] = (
 def find_setter(architecture: str, algorithm: Algorithm, version: str) -> Setter | str:
     """The row for a target, or why there is none, in words."""
     if not is_known(version):
-        return (
-            f"the rules of SGLang {version or '(version not recorded)'} are not known: those of {OLDEST} to {NEWEST} "
-            "are; name one with --sglang-version"
-        )
+        named = version or "(version not recorded)"
+        return f"the rules of SGLang {named} are not known: those of {OLDEST} to {NEWEST} are"
     if algorithm == "dspark" and not holds(version, DSPARK_SINCE):
         return f"SGLang {version} has no DSPARK yet: it came with {DSPARK_SINCE}"
     wanted = ("dspark", "dflash") if algorithm == "dspark" else (algorithm,)

@@ -6,10 +6,12 @@ speculating is a class, with what all of them have in common above.
 
 from __future__ import annotations
 
+import json
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ from engine.captures import FLOAT32_TOLERANCE, CapturingServer, assert_rows_agre
 from engine.drafts import AUX_LAYERS, add_mtp_layer, make_eagle3_draft
 from engine.oracle import Oracle, Run
 from engine.server import EngineServer
+from sglang_capture.drafts.configs import draft_config
+from sglang_capture.drafts.served import served
 
 pytestmark = pytest.mark.engine
 
@@ -85,6 +89,14 @@ def last_hidden(run: Run) -> Tensor:
 
 def aux_states(run: Run) -> Tensor:
     return torch.cat([run.hidden_states[index] for index in AUX_LAYERS], dim=-1)
+
+
+def foretold(target: Path, ids: tuple[int, ...]) -> tuple[int, ...]:
+    """The indices that `check-draft` says an EAGLE-3 draft with these ids is fed."""
+    config = json.loads((target / "config.json").read_text())
+    eagle = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": list(ids)}}
+    draft = draft_config({"architectures": ["LlamaForCausalLMEagle3"], **eagle})
+    return served(draft, config["architectures"][0], config["num_hidden_layers"], version("sglang")).indices
 
 
 def check_beside_another_client(
@@ -247,9 +259,14 @@ class TestEagle3(WithDraftModel):
             assert dump.spec.layers == tuple(layers or (0, 3, 5))
             assert_rows_agree(dump, oracle6, prompt)
 
-    def test_beside_another_client_that_wants_hidden_states(self, speculating, oracle6, draw_greedy):
-        """With EAGLE-3 the engine returns what it feeds the draft with."""
+    def test_beside_another_client_that_wants_hidden_states(self, speculating, tiny6_model_dir, oracle6, draw_greedy):
+        """With EAGLE-3 the engine returns what it feeds the draft with, and that is what `check-draft` says."""
+        assert foretold(tiny6_model_dir, AUX_LAYERS) == AUX_LAYERS
         check_beside_another_client(speculating, oracle6, draw_greedy, aux_states)
+
+
+FIRST_IS_1 = (1, 3, 4)
+"""Ids of an EAGLE-3 draft that SGLang takes for outputs of layers, because the first of them is 1."""
 
 
 class TestAuxiliaryHiddenStates:
@@ -258,19 +275,26 @@ class TestAuxiliaryHiddenStates:
     @pytest.fixture(scope="class")
     @classmethod
     def returning(cls, tiny6_model_dir: Path) -> Iterator[CapturingServer]:
-        ids = ("--return-aux-hidden-state-layer-ids", *map(str, AUX_LAYERS))
+        ids = ("--return-aux-hidden-state-layer-ids", *map(str, FIRST_IS_1))
         arguments = ("--enable-return-aux-hidden-states", "--speculative-algorithm", "EAGLE3", *ids)
         yield from capturing(tiny6_model_dir, *arguments)
 
-    def test_beside_another_client_that_wants_them(self, returning, oracle6, draw_greedy):
-        check_beside_another_client(returning, oracle6, draw_greedy, aux_states)
+    @pytest.fixture(scope="class")
+    @classmethod
+    def states(cls, tiny6_model_dir: Path) -> Callable[[Run], Tensor]:
+        indices = foretold(tiny6_model_dir, FIRST_IS_1)
+        assert indices == (2, 4, 5)
+        return lambda run: torch.cat([run.hidden_states[index] for index in indices], dim=-1)
 
-    @pytest.mark.parametrize("layers", [list(AUX_LAYERS), [0, 1, 2, 3, 4, 5]])
-    def test_the_same_layers_captured_twice(self, returning, oracle6, draw_greedy, new_id, layers):
+    def test_beside_another_client_that_wants_them(self, returning, states, oracle6, draw_greedy):
+        check_beside_another_client(returning, oracle6, draw_greedy, states)
+
+    @pytest.mark.parametrize("layers", [[2, 4, 5], [0, 1, 2, 3, 4, 5]])
+    def test_the_same_layers_captured_twice(self, returning, states, oracle6, draw_greedy, new_id, layers):
         for length in (30, 150):
             name, (prompt, tokens) = new_id(), draw_greedy(length)
             answer = asking_for_states(returning, prompt, custom_params={"capture": name, "capture_layers": layers})
-            assert states_agree(answer, aux_states(oracle6.run([*prompt, *tokens])), prompt)
+            assert states_agree(answer, states(oracle6.run([*prompt, *tokens])), prompt)
             assert_rows_agree(returning.dump(name), oracle6, prompt)
 
 

@@ -216,7 +216,10 @@ def test_ids_that_the_server_does_not_look_at_are_named() -> None:
 
 def test_the_last_hidden_state_in_place_of_layers() -> None:
     config = eagle3(None, eagle_config={"use_aux_hidden_state": False})
-    assert "use_aux_hidden_state is false" in wrong(check(config, target()))["hidden states"].found
+    assert (
+        "use_aux_hidden_state = false is fed the last hidden state"
+        in wrong(check(config, target()))["hidden states"].found
+    )
 
 
 # What cannot be told is no OK.
@@ -252,6 +255,15 @@ def test_the_release_that_serves_may_be_another_than_the_one_that_captured() -> 
     older = check(dflash([1, 29, 57]), spec, version="0.5.21")
     assert (older.fed, older.fits) == ([1, 29, 57], False)
     assert not check(dflash([1, 29, 57]), target(sglang_version="0.5.15", architecture="Qwen3_5ForCausalLM")).fits
+
+
+@pytest.mark.parametrize(
+    "changes", [{"architecture": "MiMoV2ForCausalLM"}, {"architecture": "Strange"}, {"sglang_version": ""}]
+)
+def test_a_last_hidden_state_that_may_be_another(changes: dict[str, Any]) -> None:
+    config = {"architectures": ["LlamaForCausalLMEagle"], "hidden_size": HIDDEN, "vocab_size": VOCABULARY}
+    assert check(config, target()).fits
+    assert wrong(check(config, target(**changes)))["hidden states"].state == "unknown"
 
 
 def test_layers_for_multi_token_prediction_cannot_be_told() -> None:

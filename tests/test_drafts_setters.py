@@ -13,7 +13,7 @@ from test_contract import VERSIONS, source_of
 
 from sglang_capture.drafts import releases
 from sglang_capture.drafts.rules import SETTERS, Setter
-from sglang_capture.drafts.served import CLASSES
+from sglang_capture.drafts.served import BEFORE_NORM, CLASSES
 from sglang_capture.drafts.setters import TABLE, find_setter
 
 LAYERS = 20
@@ -117,6 +117,20 @@ def test_the_classes_of_drafts_are_those_of_a_release(released: tuple[str, Model
     version, models = released
     found = {name for module, name in models.entries() if module in DRAFT_MODULES}
     assert {name for name, since in CLASSES.items() if releases.holds(version, since)} == found
+
+
+def test_the_targets_that_hand_a_draft_other_rows_than_those_after_the_norm(released: tuple[str, Models]) -> None:
+    version, models = released
+    listed = {name for each in TABLE for name in each.architectures}
+    handing = {
+        name
+        for name, cls in targets(models)
+        if name in listed
+        and any("hidden_states_before_norm" in ast.unparse(models.classes[m][c]) for m, c in models.mro(cls))
+    }
+    assert handing <= BEFORE_NORM
+    if version == VERSIONS[-1]:
+        assert handing == BEFORE_NORM
 
 
 def test_gpt_oss_takes_ids_as_indices_when_the_greatest_is_n(released: tuple[str, Models]) -> None:

@@ -4,7 +4,8 @@ Sources, below ``sglang/srt`` (0.5.16 and later; 0.5.15 has the same in ``ModelR
 ``model_executor/model_runner_components/spec_aux_hidden_state.py`` for EAGLE-3, which looks for ids in
 ``eagle_config`` alone, takes the target's default where there are none, and says nothing;
 ``speculative/dflash_utils.py`` and ``speculative/dspark_components/dspark_config.py`` for the others. Drafts of EAGLE-1
-and -2 are fed the last hidden state after the final norm, the rows that ``LogitsProcessor`` gets.
+and -2 are fed the last hidden state after the final norm, the rows that ``LogitsProcessor`` gets, unless the target
+hands it others (``hidden_states_before_norm``).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, Final
 from sglang_capture.drafts.configs import DraftConfig, spread_ids
 from sglang_capture.drafts.releases import holds, is_known
 from sglang_capture.drafts.rules import Setter
-from sglang_capture.drafts.setters import find_setter
+from sglang_capture.drafts.setters import TABLE, find_setter
 
 CLASSES: Final[dict[str, str]] = {
     "LlamaForCausalLMEagle3": "0.5.15",
@@ -52,6 +53,16 @@ _GLIMMER_TARGETS: Final = ("MuseGlimmerForCausalLM", "MuseGlimmerForConditionalG
 COUNTS_OUTPUTS: Final[dict[str, str]] = {"MuseGlimmerAssistantModel": "0.5.18", "DFlash2DraftModel": "0.5.19"}
 """Drafts to whose ids SGLang adds 1 before the setter of a Muse Glimmer gets them, and since when."""
 
+BEFORE_NORM: Final = frozenset(
+    {
+        "DeepseekV4ForCausalLM",
+        "InklingForConditionalGeneration",
+        "MiMoV2FlashForCausalLM",
+        "MiMoV2ForCausalLM",
+    }
+)
+"""Targets in the table of setters that may hand a draft other rows than those after the final norm."""
+
 _DEFAULT_AUX: Final = 3
 """The hidden states that the ``fc`` of an EAGLE-3 draft takes if its config has no ids (``models/llama_eagle3.py``)."""
 
@@ -84,9 +95,7 @@ def served(draft: DraftConfig, architecture: str, layers: int, version: str) -> 
             unknown="a layer for multi-token prediction is part of its target; no capture is compared with it"
         )
     if draft.kind == "eagle":
-        if not is_known(version):
-            return Served(unknown=f"what SGLang {version or '(version not recorded)'} feeds a draft is not known")
-        return Served(last=True, why="a draft of EAGLE-1 or -2 is fed the last hidden state, after the final norm")
+        return _last("a draft of EAGLE-1 or -2", architecture, version)
     setter = find_setter(architecture, draft.kind, version)
     if isinstance(setter, str):
         return Served(unknown=setter)
@@ -95,13 +104,21 @@ def served(draft: DraftConfig, architecture: str, layers: int, version: str) -> 
     return _dflash(draft, setter, architecture, layers, version)
 
 
+def _last(whose: str, architecture: str, version: str) -> Served:
+    if not is_known(version):
+        return Served(unknown=f"what SGLang {version or '(version not recorded)'} feeds a draft is not known")
+    if not any(architecture in row.architectures for row in TABLE):
+        return Served(unknown=f"which last hidden state a {architecture} hands to a draft is not known")
+    if architecture in BEFORE_NORM:
+        return Served(unknown=f"a {architecture} may hand a draft the last hidden state before the final norm")
+    return Served(last=True, why=f"{whose} is fed the last hidden state, after the final norm")
+
+
 def _eagle3(draft: DraftConfig, setter: Setter, architecture: str, layers: int, version: str) -> Served:
     config = draft.raw.get("eagle_config")
     field = "eagle_config.eagle_aux_hidden_state_layer_ids"
     if isinstance(config, Mapping) and not config.get("use_aux_hidden_state", True):
-        return Served(
-            last=True, why="eagle_config.use_aux_hidden_state is false: the last hidden state is fed", field=field
-        )
+        return _last("a draft with eagle_config.use_aux_hidden_state = false", architecture, version)
     written: Any = config.get("eagle_aux_hidden_state_layer_ids") if isinstance(config, Mapping) else None
     ids = tuple(written) if written is not None else None
     if setter.none:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from factories import make_spec
 from safetensors.torch import save_file
 from test_contract import VERSIONS, source_of
 
@@ -15,8 +16,10 @@ from sglang_capture.drafts.configs import draft_config, spread_ids
 from sglang_capture.drafts.releases import holds
 from sglang_capture.drafts.served import CLASSES, USUAL_CLASS, served
 from sglang_capture.drafts.shapes import read_shapes
-from sglang_capture.drafts.trainers import trainer_of
+from sglang_capture.drafts.trainers import TRAINERS, Trainer, trainer_of
 from sglang_capture.errors import UsageError
+from sglang_capture.export import get_exporter
+from sglang_capture.export.options import ExportOptions
 
 IDS = [1, 29, 57]
 OUTPUTS = (2, 30, 58)
@@ -211,3 +214,18 @@ def test_a_broken_weights_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"1234")
     with pytest.raises(UsageError, match=r"model\.safetensors cannot be read"):
         read_shapes(tmp_path)
+
+
+# Exports.
+
+CACHE = ExportOptions(model="/models/tiny", seq_length=8)
+OPTIONS = {"automodel-dspark": CACHE, "automodel-eagle3": CACHE.model_copy(update={"draft_vocab_size": 4})}
+"""Exports that are not made without options."""
+
+
+@pytest.mark.parametrize("row", TRAINERS, ids=lambda row: f"{row.name} {row.kind}")
+def test_the_export_of_a_trainer_takes_what_a_plan_captures_for_it(row: Trainer) -> None:
+    last = {"none": "none", "post": "post", "pre": "pre", "either": "post"}[row.needs]
+    get_exporter(row.export).check(
+        make_spec(layers=(2, 30, 58), last_hidden=last), OPTIONS.get(row.export, ExportOptions())
+    )

@@ -12,7 +12,7 @@ from factories import make_dataset, make_spec
 from sglang_capture.dump import Dump
 from sglang_capture.export import ExportError, export_dataset, get_exporter
 from sglang_capture.export.files import FileExporter
-from sglang_capture.export.serving import eagle3_serving_note, sglang_eagle3_ids
+from sglang_capture.export.serving import dflash_serving_note, eagle3_serving_note, sglang_eagle3_ids
 from sglang_capture.shards import CaptureDataset, DatasetWriter, Sample
 
 SPEC = make_spec()
@@ -159,6 +159,27 @@ def test_the_ids_for_sglang_lead_back_to_the_captured_layers(architecture: str, 
     else:
         assert loop_indices(architecture, ids) == list(layers)
         assert str(ids) in eagle3_serving_note(spec)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "version", "says"),
+    [
+        ("DeepseekV3ForCausalLM", "0.5.23", '"target_layer_ids": [2, 30, 58]'),
+        ("DeepseekV3ForCausalLM", "0.5.23", "for training and for serving by SGLang"),
+        ("Qwen3_5ForCausalLM", "0.5.21", "by SGLang 0.5.21 it must say [3, 31, 59]"),
+        ("DeepseekV3ForCausalLM", "0.5.14", "cannot be told"),
+        ("Qwen3VLForConditionalGeneration", "0.5.23", "cannot be told"),
+    ],
+)
+def test_the_ids_of_a_dflash_draft_are_the_trainers_and_the_servers(architecture: str, version: str, says: str) -> None:
+    assert says in dflash_serving_note(make_spec(architecture=architecture, sglang_version=version))
+
+
+@pytest.mark.parametrize(("architecture", "version"), [("Strange", "0.5.23"), ("DeepseekV3ForCausalLM", "0.5.14")])
+def test_a_rule_that_is_not_known_gives_no_ids(architecture: str, version: str) -> None:
+    spec = make_spec(architecture=architecture, sglang_version=version)
+    assert sglang_eagle3_ids(spec) is None
+    assert "cannot be told" in eagle3_serving_note(spec)
 
 
 def test_what_was_written_decodes_to_what_was_captured(tmp_path: Path) -> None:

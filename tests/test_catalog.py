@@ -19,14 +19,17 @@ from sglang_capture.catalog import (
     JobError,
     JobProgress,
     SampleFacts,
+    origin,
     pack_mask,
     sqlite_url,
     unpack_mask,
 )
 from sglang_capture.errors import CaptureError
+from sglang_capture.spec import CaptureSpec
 
 SPEC = make_spec()
 OTHER = make_spec(layers=(2, 30, 58))
+SENT = origin.of_ids([1, 2, 3, 4, 5])
 
 
 @pytest.fixture
@@ -36,8 +39,14 @@ def catalog(tmp_path: Path) -> Catalog:
 
 def begin(catalog: Catalog, capture_id: str, mask: list[int] | None = None) -> str:
     packed = None if mask is None else pack_mask(mask)
-    row = catalog.captures.begin(capture_id, request_digest="d", spec=SPEC, loss_mask=packed, metadata={"n": 1})
+    row = catalog.captures.begin(
+        capture_id, request_digest="d", sent=SENT, spec=SPEC, loss_mask=packed, metadata={"n": 1}
+    )
     return row.state
+
+
+def dump(capture_id: str, tokens: int, spec: CaptureSpec, ran: str = SENT) -> DumpFacts:
+    return DumpFacts(capture_id, tokens, spec, ran)
 
 
 def pack(catalog: Catalog, name: str, *ids: str) -> None:
@@ -57,10 +66,10 @@ def test_a_mask_survives_packing(mask: list[int]) -> None:
 
 def test_a_capture_goes_from_pending_to_packed(catalog: Catalog) -> None:
     assert begin(catalog, "a", [1, 0, 1, 1, 1]) == "pending"
-    assert catalog.captures.record_dumps([DumpFacts("a", 5, SPEC)]) == {"a": "spooled"}
-    assert catalog.captures.record_dumps([DumpFacts("a", 5, SPEC)]) == {"a": "known"}
+    assert catalog.captures.record_dumps([dump("a", 5, SPEC)]) == {"a": "spooled"}
+    assert catalog.captures.record_dumps([dump("a", 5, SPEC)]) == {"a": "known"}
     pack(catalog, "shard-000000.safetensors", "a")
-    assert catalog.captures.record_dumps([DumpFacts("a", 5, SPEC)]) == {"a": "duplicate"}
+    assert catalog.captures.record_dumps([dump("a", 5, SPEC)]) == {"a": "duplicate"}
     row = catalog.captures.get("a")
     assert row is not None and row.shard is not None
     assert (row.state, row.tokens, row.shard.name, row.sample, row.meta) == (
@@ -75,7 +84,7 @@ def test_a_capture_goes_from_pending_to_packed(catalog: Catalog) -> None:
 
 @pytest.mark.parametrize("good", ["spooled", "packed"])
 def test_a_late_failure_never_downgrades_a_good_record(catalog: Catalog, good: str) -> None:
-    catalog.captures.record_dumps([DumpFacts("a", 5, SPEC)])
+    catalog.captures.record_dumps([dump("a", 5, SPEC)])
     if good == "packed":
         pack(catalog, "shard-000000.safetensors", "a")
     catalog.captures.record_failures([FailureFacts("a", "failed", "late")])
@@ -85,20 +94,56 @@ def test_a_late_failure_never_downgrades_a_good_record(catalog: Catalog, good: s
 
 def test_a_dump_mends_a_failure(catalog: Catalog) -> None:
     catalog.captures.record_failures([FailureFacts("a", "refused", "spool full", True)])
-    catalog.captures.record_dumps([DumpFacts("a", 5, SPEC)])
+    catalog.captures.record_dumps([dump("a", 5, SPEC)])
     row = catalog.captures.get("a")
     assert row is not None and (row.state, row.failure, row.reason, row.retriable) == ("spooled", None, None, False)
 
 
 def test_a_dump_of_another_length_than_its_loss_mask_fails(catalog: Catalog) -> None:
     begin(catalog, "a", [1, 1])
-    assert catalog.captures.record_dumps([DumpFacts("a", 5, SPEC)]) == {"a": "mask"}
+    assert catalog.captures.record_dumps([dump("a", 5, SPEC)]) == {"a": "mask"}
     row = catalog.captures.get("a")
     assert row is not None and row.reason == "loss_mask has 2 entries, and the engine ran 5 tokens"
 
 
+@pytest.mark.parametrize("left", ["pending", "failed"])
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(dump("a", 5, SPEC, origin.of_ids([5, 4, 3, 2, 1])), id="other ids"),
+        pytest.param(dump("a", 5, OTHER), id="other layers"),
+        pytest.param(dump("a", 5, make_spec(last_hidden="pre")), id="another last hidden state"),
+    ],
+)
+def test_a_dump_of_another_request_is_recorded_as_itself(catalog: Catalog, left: str, other: DumpFacts) -> None:
+    begin(catalog, "a", [1, 0, 1, 1, 1])
+    if left == "failed":
+        catalog.captures.interrupt()
+    assert catalog.captures.record_dumps([other]) == {"a": "spooled"}
+    row = catalog.captures.get("a")
+    assert row is not None
+    assert (row.request_digest, row.meta, row.mask_tokens) == (None, {}, None)
+    assert (row.sent, row.spec_digest) == (other.ran, other.spec.digest)
+    assert catalog.captures.loss_mask("a") is None
+
+
+def test_a_text_is_known_by_its_requests_id(catalog: Catalog) -> None:
+    sent = origin.of_text("a text")
+    for name in ("mine", "other"):
+        catalog.captures.begin(name, request_digest="d", sent=sent, spec=SPEC, loss_mask=None, metadata={"n": 1})
+    others = origin.new_request_id(origin.of_text("another"))
+    catalog.captures.record_dumps(
+        [
+            DumpFacts("mine", 5, SPEC, SENT, origin.new_request_id(sent)),
+            DumpFacts("other", 5, SPEC, SENT, others),
+        ]
+    )
+    rows = [catalog.captures.get(name) for name in ("mine", "other")]
+    assert [row and row.meta for row in rows] == [{"n": 1}, {}]
+
+
 def test_packing_twice_changes_nothing(catalog: Catalog) -> None:
-    catalog.captures.record_dumps([DumpFacts("a", 5, SPEC)])
+    catalog.captures.record_dumps([dump("a", 5, SPEC)])
     pack(catalog, "shard-000000.safetensors", "a")
     pack(catalog, "shard-000000.safetensors", "a")
     pack(catalog, "shard-000001.safetensors", "a", "b")
@@ -143,7 +188,7 @@ def test_totals_are_what_counting_gives(catalog: Catalog, tmp_path: Path, seed: 
             case 0:
                 begin(catalog, some[0])
             case 1:
-                catalog.captures.record_dumps([DumpFacts(name, draw.randrange(1, 9), SPEC) for name in some])
+                catalog.captures.record_dumps([dump(name, draw.randrange(1, 9), SPEC) for name in some])
             case 2:
                 catalog.captures.record_failures([FailureFacts(name, "failed", "why") for name in some])
             case 3:
@@ -164,13 +209,13 @@ def test_totals_are_what_counting_gives(catalog: Catalog, tmp_path: Path, seed: 
 
 def test_a_failed_transaction_leaves_nothing(catalog: Catalog) -> None:
     with pytest.raises(AttributeError):
-        catalog.captures.record_dumps([DumpFacts("a", 5, SPEC), DumpFacts("b", 5, None)])  # type: ignore[arg-type]
+        catalog.captures.record_dumps([dump("a", 5, SPEC), dump("b", 5, None)])  # type: ignore[arg-type]
     assert state(catalog, "a") is None
     assert catalog.captures.totals()["spooled"].captures == 0
 
 
 def test_pages_show_every_capture_once_from_the_newest_on(catalog: Catalog) -> None:
-    catalog.captures.record_dumps([DumpFacts(f"c{number}", 1, SPEC) for number in range(10)])
+    catalog.captures.record_dumps([dump(f"c{number}", 1, SPEC) for number in range(10)])
     catalog.captures.record_failures([FailureFacts("c3x", "failed", "why")])
     seen: list[str] = []
     before = None
@@ -192,7 +237,7 @@ def test_a_page_is_found_by_an_index(catalog: Catalog, tmp_path: Path, condition
 
 
 def test_spooled_captures_are_grouped_by_spec(catalog: Catalog) -> None:
-    catalog.captures.record_dumps([DumpFacts("a", 1, SPEC), DumpFacts("b", 2, OTHER), DumpFacts("c", 3, SPEC)])
+    catalog.captures.record_dumps([dump("a", 1, SPEC), dump("b", 2, OTHER), dump("c", 3, SPEC)])
     groups = {group.spec_digest: (group.captures, group.size) for group in catalog.captures.spooled_groups()}
     assert groups == {
         SPEC.digest: (2, 4 * SPEC.bytes_per_token),
@@ -220,9 +265,30 @@ def test_progress_of_a_job_and_its_errors_survive(catalog: Catalog) -> None:
 def test_a_catalog_is_found_again(tmp_path: Path) -> None:
     url = sqlite_url(tmp_path / "catalog.sqlite")
     first = Catalog(url)
-    first.captures.record_dumps([DumpFacts("a", 5, SPEC)])
+    first.captures.record_dumps([dump("a", 5, SPEC)])
     first.close()
     assert state(Catalog(url), "a") == "spooled"
+
+
+def test_a_catalog_of_the_first_format_is_brought_up_to_this_one(tmp_path: Path) -> None:
+    """What its captures sent is not known: a dump that comes for one of them is nobody's."""
+    url = sqlite_url(tmp_path / "catalog.sqlite")
+    old = Catalog(url)
+    old.captures.record_dumps([dump("a", 5, SPEC)])
+    begin(old, "b", [1, 1, 1, 1, 1])
+    old.close()
+    with create_engine(url).begin() as connection:
+        connection.execute(text("ALTER TABLE captures DROP COLUMN sent"))
+        connection.execute(text("UPDATE catalog_format SET version = 1"))
+    for _ in range(2):
+        Catalog(url).close()
+    new = Catalog(url)
+    assert new.captures.states(["a", "b"]) == {"a": "spooled", "b": "pending"}
+    new.captures.record_dumps([dump("b", 5, SPEC)])
+    assert new.captures.loss_mask("b") is None
+    assert begin(new, "c", [1, 1, 1, 1, 1]) == "pending"
+    new.captures.record_dumps([dump("c", 5, SPEC)])
+    assert new.captures.loss_mask("c") is not None
 
 
 def test_a_newer_catalog_is_refused(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 A capture goes ``pending → spooled → packed``, or to ``failed`` and from there back to ``pending`` when it is tried
 again. A good record is never downgraded by a late failure of the same id (a retry, ``n > 1``): the first complete
-dump stands.
+dump stands, whoever asked for it. If that is not who the record is of, it becomes the record of the dump.
 """
 
 from __future__ import annotations
@@ -14,24 +14,32 @@ from typing import Any, Literal
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session, joinedload, undefer
 
+from sglang_capture.catalog import origin
 from sglang_capture.catalog.database import Database
 from sglang_capture.catalog.masks import mask_length
-from sglang_capture.catalog.rows import chunks, fail, find_captures, move, new_capture, remember_spec
+from sglang_capture.catalog.rows import chunks, disown, fail, find_captures, move, new_capture, remember_spec
 from sglang_capture.catalog.tables import CaptureRow, CaptureState, FailureKind, SpecRow, TotalRow
 from sglang_capture.spec import CaptureSpec
 
-Outcome = Literal["spooled", "known", "duplicate", "mask"]
+Outcome = Literal["spooled", "known", "duplicate", "mask", "refused"]
 """What a dump turned out to be: new · recorded before · of a capture that is packed already · of another length than
-the loss mask that was sent with it."""
+the loss mask that was sent with it · of other ids than those that were sent."""
 
 
 @dataclass(frozen=True)
 class DumpFacts:
-    """What the catalog keeps of a dump."""
+    """What the catalog keeps of a dump, and what tells whose it is.
+
+    Attributes:
+        ran: its ids, as :func:`~sglang_capture.catalog.origin.of_ids` names them.
+        request_id: of the request that it was captured from.
+    """
 
     id: str
     tokens: int
     spec: CaptureSpec
+    ran: str
+    request_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -152,6 +160,7 @@ class Captures:
         capture_id: str,
         *,
         request_digest: str,
+        sent: str,
         spec: CaptureSpec,
         loss_mask: bytes | None,
         metadata: dict[str, Any],
@@ -166,6 +175,7 @@ class Captures:
             if row.state in ("spooled", "packed"):
                 return row
             row.request_digest = request_digest
+            row.sent = sent
             row.spec_digest = remember_spec(session, spec)
             row.loss_mask = loss_mask
             row.mask_tokens = None if loss_mask is None else mask_length(loss_mask)
@@ -231,11 +241,25 @@ def _record_dump(session: Session, row: CaptureRow | None, dump: DumpFacts, spec
         return "known"
     if row.state == "packed":
         return "duplicate"
-    if row.mask_tokens is not None and row.mask_tokens != dump.tokens:
+    if row.request_digest is None or not _is_asked_for(session, row, dump):
+        disown(row, dump.ran)
+    elif row.mask_tokens is not None and row.mask_tokens != dump.tokens:
         reason = f"loss_mask has {row.mask_tokens} entries, and the engine ran {dump.tokens} tokens"
         fail(row, "mask", reason, False)
         return "mask"
+    elif origin.altered(row.sent, ran=dump.ran):
+        reason = f"the engine ran {dump.tokens} tokens that are not those it was sent: does it cut long prompts?"
+        fail(row, "refused", reason, False)
+        return "refused"
     row.tokens, row.size = dump.tokens, dump.tokens * dump.spec.bytes_per_token
     row.spec_digest = spec_digest
     move(row, "spooled")
     return "spooled"
+
+
+def _is_asked_for(session: Session, row: CaptureRow, dump: DumpFacts) -> bool:
+    """Whether a dump is what the request of a record asked for: its content, its layers, its last hidden states."""
+    if not origin.proven(row.sent, ran=dump.ran, request_id=dump.request_id):
+        return False
+    asked = CaptureSpec.from_json(session.get_one(SpecRow, row.spec_digest).spec)
+    return (asked.layers, asked.last_hidden) == (dump.spec.layers, dump.spec.last_hidden)

@@ -12,15 +12,18 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any, get_args
 
-from sqlalchemy import Engine, create_engine, event, inspect, select, update
+from sqlalchemy import Engine, create_engine, event, inspect, select, text, update
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from sglang_capture.catalog.tables import Base, CaptureRow, CaptureState, FormatRow, TotalRow
 from sglang_capture.errors import CaptureError
 
-FORMAT_VERSION = 1
-"""The version of the tables that this code reads and writes."""
+FORMAT_VERSION = 2
+"""The version of the tables that this code writes; it reads older ones too, and brings them up to it."""
+
+_UPGRADES = {1: ("ALTER TABLE captures ADD COLUMN sent VARCHAR(37)",)}
+"""What makes of each version the next."""
 
 _BUSY_SECONDS = 30
 """How long SQLite waits for another process (a reader's checkpoint, a backup) before it gives up."""
@@ -71,6 +74,15 @@ class Database:
                     f"the catalog has format version {version}, and this sglang-capture knows versions up to "
                     f"{FORMAT_VERSION}: update it, or name another catalog with SGLANG_CAPTURE_CATALOG"
                 )
+            else:
+                _upgrade(session, version)
+
+
+def _upgrade(session: Session, version: int) -> None:
+    for older in range(version, FORMAT_VERSION):
+        for statement in _UPGRADES[older]:
+            session.execute(text(statement))
+    session.execute(update(FormatRow).values(version=FORMAT_VERSION))
 
 
 class _WriteSession(Session):

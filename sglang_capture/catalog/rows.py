@@ -51,6 +51,12 @@ def fail(row: CaptureRow, kind: FailureKind, reason: str, retriable: bool) -> No
     row.failure, row.reason, row.retriable = kind, reason, retriable
 
 
+def disown(row: CaptureRow, ran: str) -> None:
+    """Make a record that of a dump from elsewhere: nothing of what was asked for here is true of it."""
+    row.request_digest, row.sent = None, ran
+    row.loss_mask, row.mask_tokens, row.meta = None, None, {}
+
+
 def remember_spec(session: Session, spec: CaptureSpec) -> str:
     """Store ``spec`` unless one of its digest is there; returns the digest.
 

@@ -55,6 +55,8 @@ class CaptureRow(Base):
     size: Mapped[int | None] = mapped_column("bytes", _Number)
     spec_digest: Mapped[str | None] = mapped_column(ForeignKey("specs.digest"))
     request_digest: Mapped[str | None] = mapped_column(String(32))
+    sent: Mapped[str | None] = mapped_column(String(37))
+    """What was sent, as :mod:`~sglang_capture.catalog.origin` names it; of a dump from elsewhere: what it holds."""
     mask_tokens: Mapped[int | None]
     loss_mask: Mapped[bytes | None] = mapped_column(LargeBinary, deferred=True)
     """Packed by :func:`~sglang_capture.catalog.masks.pack_mask`; dropped once the sample's shard holds it."""

@@ -119,9 +119,17 @@ class SGLangClient:
             ) from error
 
     async def capture(
-        self, prompt: Prompt, *, layers: Iterable[int] | None = None, last_hidden: LastHidden | None = None
+        self,
+        prompt: Prompt,
+        *,
+        layers: Iterable[int] | None = None,
+        last_hidden: LastHidden | None = None,
+        request_id: str | None = None,
     ) -> None:
         """Have the server compute a prompt, marked; its dump appears in the server's spool, or the reason why not.
+
+        Args:
+            request_id: what the dump will say it was captured from; unset: the server makes one.
 
         Raises:
             EngineError: the server refused the prompt (too long, say), was stopped, or could not be reached.
@@ -130,7 +138,8 @@ class SGLangClient:
         mark = build_mark(prompt.capture_id, layers=layers, last_hidden=last_hidden, token=self._token)
         content = {"text": prompt.text} if prompt.input_ids is None else {"input_ids": prompt.input_ids}
         sampling = {"max_new_tokens": 1, "temperature": 0, "custom_params": mark}
-        answer = await self._request("POST", "/generate", {**content, "sampling_params": sampling})
+        named = {} if request_id is None else {"rid": request_id}
+        answer = await self._request("POST", "/generate", {**content, **named, "sampling_params": sampling})
         reason = answer.get("meta_info", {}).get("finish_reason") if isinstance(answer, dict) else None
         if isinstance(reason, dict) and reason.get("type") == "abort":
             raise EngineError(f"the server broke the request off: {reason.get('message', 'aborted')}", retriable=True)

@@ -6,11 +6,12 @@ import json
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import xxhash
 
-from sglang_capture.catalog import CaptureRow, pack_mask
+from sglang_capture.catalog import CaptureRow, origin, pack_mask
 from sglang_capture.dump import reserved_bytes
 from sglang_capture.errors import CaptureError
 from sglang_capture.layers import LayerError, canonical_layers
@@ -19,7 +20,7 @@ from sglang_capture.service.monitor import SpoolMonitor
 from sglang_capture.service.problems import ProblemError
 from sglang_capture.service.settings import ServiceSettings
 from sglang_capture.spec import CaptureSpec, LastHidden, SpecError
-from sglang_capture.spool import SpoolStatus
+from sglang_capture.spool import PROBE_PREFIX, SpoolStatus, is_probe
 
 RESERVED_IDS = frozenset({"jobs", "shards", "export"})
 """Ids that cannot be asked for: below ``/capture/`` these are routes."""
@@ -45,6 +46,13 @@ class Ask:
         """What the record keeps to know the same request again: of what is sent, and of the loss mask."""
         mask = b"" if self.loss_mask is None else self.loss_mask
         return xxhash.xxh3_128_hexdigest(self.prompt.digest.encode() + mask)
+
+    @cached_property
+    def sent(self) -> str:
+        """What its dump is known by, of whatever request it is."""
+        if self.prompt.input_ids is not None:
+            return origin.of_ids(self.prompt.input_ids)
+        return origin.of_text(self.prompt.text or "")
 
     @property
     def loss_mask(self) -> bytes | None:
@@ -77,10 +85,12 @@ class Ask:
     def is_of(self, row: CaptureRow) -> bool:
         """Whether a record with a dump can be told to be of this very request.
 
-        A dump that came from elsewhere has no request digest; an id made from the content still proves it.
+        A dump that came from elsewhere has no request digest; its ids, or an id made from a text, still prove it.
         """
         if row.request_digest is not None:
             return row.request_digest == self.digest
+        if self.is_tokenized and row.sent is not None and row.sent != self.sent:
+            return False
         return self.loss_mask is None and row.id.startswith(_content_id(self.prompt))
 
 
@@ -113,8 +123,7 @@ class AskReader:
             raise ProblemError("invalid-row", str(error)) from error
         except CaptureError as error:
             raise ProblemError("no-tokenizer", str(error)) from error
-        if prompt.capture_id in RESERVED_IDS:
-            raise ProblemError("invalid-row", f"{prompt.capture_id} is the name of a route: give another capture_id")
+        _check_free(prompt.capture_id)
         if not prompt.named and (chosen is not None or last_hidden is not None):
             asked = xxhash.xxh3_64_hexdigest(repr((chosen, last_hidden)).encode())[:8]
             prompt = replace(prompt, capture_id=f"{prompt.capture_id}-{asked}")
@@ -137,6 +146,17 @@ class AskReader:
         if self._tokenizer is None or self._tokenizer.path != path:
             self._tokenizer = ChatTokenizer(path, trust_remote_code=self._settings.trust_remote_code)
         return self._tokenizer
+
+
+def _check_free(capture_id: str) -> None:
+    if capture_id in RESERVED_IDS:
+        raise ProblemError("invalid-row", f"{capture_id} is the name of a route: give another capture_id")
+    if is_probe(capture_id):
+        raise ProblemError(
+            "invalid-row",
+            f"{capture_id} begins with {PROBE_PREFIX}, as the captures do that doctor and verify make and remove: "
+            "give another capture_id",
+        )
 
 
 def expected_spec(status: SpoolStatus, layers: tuple[int, ...] | None, last_hidden: LastHidden | None) -> CaptureSpec:

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator, Callable
 
-from sglang_capture.service.monitor import SpoolMonitor
+from sglang_capture.service.monitor import Moment, SpoolMonitor
 from sglang_capture.service.problems import ProblemError
 
 
@@ -32,7 +31,7 @@ class SpoolBudget:
         self._make_room = make_room
         self._turn = asyncio.Lock()
         self._outstanding = 0
-        self._unseen: list[tuple[float, int]] = []
+        self._unseen: list[tuple[Moment, int]] = []
 
     @contextlib.asynccontextmanager
     async def room(self, size: int, patience: float, *, guess: bool = False) -> AsyncIterator[None]:
@@ -62,7 +61,7 @@ class SpoolBudget:
         finally:
             for held in taken:
                 self._outstanding -= held
-                self._unseen.append((time.time(), held))
+                self._unseen.append((Moment.now(), held))
 
     async def _wait(self, size: int, patience: float, taken: list[int]) -> None:
         self.waiting += 1
@@ -90,6 +89,6 @@ class SpoolBudget:
 
     def _fits(self, size: int) -> bool:
         status = self._monitor.require()
-        self._unseen = [(when, held) for when, held in self._unseen if when >= status.time]
+        self._unseen = [(when, held) for when, held in self._unseen if not self._monitor.knows_of(when)]
         unseen = sum(held for _, held in self._unseen)
         return self._outstanding + unseen + size <= status.free_bytes

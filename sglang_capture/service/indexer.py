@@ -21,7 +21,7 @@ from fastapi.concurrency import run_in_threadpool
 from watchfiles import Change, awatch
 
 from sglang_capture import spool
-from sglang_capture.catalog import Catalog, DumpFacts, FailureFacts
+from sglang_capture.catalog import Catalog, DumpFacts, FailureFacts, origin
 from sglang_capture.dump import DumpError, load_dump
 from sglang_capture.service.datasets import Datasets
 from sglang_capture.service.metrics import Metrics
@@ -177,7 +177,7 @@ class Indexer:
             self._metrics.indexed.labels(failure.kind).inc()
         for name, outcome in outcomes.items():
             self._metrics.indexed.labels(outcome).inc()
-            if outcome == "mask":
+            if outcome in ("mask", "refused"):
                 spool.remove(self.directory, name)
             elif outcome == "duplicate":
                 self._remove_duplicate(name)
@@ -189,7 +189,7 @@ class Indexer:
             dump = load_dump(path)
             if dump.capture_id != name:
                 raise DumpError(f"{path} is the dump of {dump.capture_id!r:.140}: was it renamed?")
-            return DumpFacts(name, dump.tokens, dump.spec)
+            return DumpFacts(name, dump.tokens, dump.spec, origin.of_ids(dump.input_ids.numpy()), dump.request_id)
         except FileNotFoundError:
             failure = spool.read_failure(spool.failure_path(self.directory, name))
             return FailureFacts(name, failure.kind, failure.reason, failure.retriable) if failure else None

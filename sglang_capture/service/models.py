@@ -11,6 +11,7 @@ from sglang_capture.catalog import CaptureRow, JobErrorRow, JobProgress, JobRow,
 from sglang_capture.catalog.tables import CaptureState, FailureKind, JobState
 from sglang_capture.export.options import ExportOptions
 from sglang_capture.mark import CAPTURE_ID
+from sglang_capture.nesting import cut, too_deep
 from sglang_capture.spec import CaptureSpec, LastHidden
 from sglang_capture.spool import SpoolStatus
 
@@ -108,7 +109,7 @@ class CaptureRecord(BaseModel):
             failure=CaptureFailure(kind=row.failure, reason=row.reason or "", retriable=row.retriable)
             if row.failure
             else None,
-            metadata=row.meta,
+            metadata=cut(row.meta) if too_deep(row.meta) else row.meta,  # one row must not cost a page
             created=row.created,
             updated=row.updated,
         )

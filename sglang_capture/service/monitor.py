@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from sglang_capture import spool
 from sglang_capture.service.problems import ProblemError
 from sglang_capture.service.settings import DEFAULT_SERVER
-from sglang_capture.spool import SpoolStatus
+from sglang_capture.spool import STATUS_STALE_SECONDS, SpoolStatus
 
 _READ_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A point in time by two clocks: that of a status (seconds since the epoch), and one that nobody sets."""
+
+    wall: float
+    steady: float
+
+    @classmethod
+    def now(cls) -> Moment:
+        return cls(time.time(), time.monotonic())
 
 
 class SpoolMonitor:
@@ -55,6 +69,16 @@ class SpoolMonitor:
         if status.state == "refused":
             return f"the plugin is loaded but cannot capture: {status.problem}"
         return None
+
+    def knows_of(self, moment: Moment) -> bool:
+        """Whether the status was written after ``moment``.
+
+        When the clock was set back meanwhile, its time does not tell. But a server that is alive has written one since
+        such a while.
+        """
+        if self.status is None:
+            return False
+        return self.status.time > moment.wall or time.monotonic() - moment.steady > STATUS_STALE_SECONDS
 
     def require(self) -> SpoolStatus:
         """The status of a server that captures, read now.

@@ -16,7 +16,7 @@ from fastapi.concurrency import run_in_threadpool
 from sglang_capture.catalog import Catalog, ShardRow, SpooledGroup
 from sglang_capture.service.datasets import Datasets
 from sglang_capture.service.metrics import Metrics
-from sglang_capture.service.monitor import SpoolMonitor
+from sglang_capture.service.monitor import Moment, SpoolMonitor
 from sglang_capture.service.packing import ShardPacking, differing, mixed
 from sglang_capture.service.problems import ProblemError
 from sglang_capture.service.settings import ServiceSettings
@@ -52,7 +52,7 @@ class Packer:
         self._metrics = metrics
         self._packing = ShardPacking(settings.dir, catalog, datasets, settings.shard_size, settings.pack_count)
         self._room_wanted = False
-        self._last_pack = 0.0
+        self._last_pack: Moment | None = None
 
     def make_room(self) -> None:
         """A request is held back: pack whatever is spooled."""
@@ -94,13 +94,13 @@ class Packer:
         return (
             group.size >= self._settings.shard_size
             or group.captures >= self._settings.pack_count
-            or time.time() - group.oldest >= self._settings.pack_age
+            or not 0 <= time.time() - group.oldest < self._settings.pack_age  # before: the clock was set back
         )
 
     def _crowded(self) -> bool:
         """Whether room is short, judged by a status that knows of the last pack: else one pack would follow another."""
         status = self._monitor.status
-        if status is None or status.time <= self._last_pack:
+        if status is None or (self._last_pack is not None and not self._monitor.knows_of(self._last_pack)):
             return False
         wanted, self._room_wanted = self._room_wanted, False
         return wanted or status.used_bytes > _CROWDED * status.quota_bytes
@@ -120,7 +120,7 @@ class Packer:
                 self._metrics.pack_failures.inc()
                 raise
             finally:
-                self._last_pack = time.time()
+                self._last_pack = Moment.now()
         if shard is not None:
             self._metrics.pack_seconds.observe(time.perf_counter() - started)
             self._metrics.packed_bytes.inc(shard.size)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fastapi.concurrency import run_in_threadpool
 
 from sglang_capture import spool
-from sglang_capture.catalog import CaptureRow, Catalog, FailureFacts
+from sglang_capture.catalog import CaptureRow, Catalog, FailureFacts, origin
 from sglang_capture.catalog.tables import FailureKind
 from sglang_capture.client import EngineError, EngineUnreachable
 from sglang_capture.service.asks import Ask
@@ -126,6 +126,10 @@ class Sender:
         row = await run_in_threadpool(self._catalog.captures.get, ask.capture_id)
         if row is None or row.state not in ("spooled", "packed"):
             return None
+        return self._its_own(ask, row)
+
+    def _its_own(self, ask: Ask, row: CaptureRow) -> CaptureRow:
+        """A record with tensors, if they are those that are asked for. Raises as :meth:`_existing`."""
         if not ask.is_of(row):
             raise _conflict(ask, f"it is {row.state} and of another prompt, loss mask or origin")
         if differences := self._spec_differences(ask, row):
@@ -149,7 +153,7 @@ class Sender:
             async with self._budget.room(size, patience, guess=not ask.is_tokenized):
                 row = await self._attempt(ask, spec)
             if row.state in ("spooled", "packed"):
-                return Captured(row, reused=False)
+                return Captured(self._its_own(ask, row), reused=False)
             if not row.retriable or attempt == _ATTEMPTS:
                 raise _failed(row)
             _log.info("%s failed and is tried again in %g s: %s", row.id, pause, row.reason)
@@ -163,10 +167,15 @@ class Sender:
             await self._indexer.index([ask.capture_id])
         row = await run_in_threadpool(self._begin, ask, spec)
         if row.state != "pending":
-            return (await self._existing(ask)) or row
+            return await self._record(ask)
         with self._arrivals.expect(ask.capture_id) as event:
             try:
-                await self._engine.client().capture(ask.prompt, layers=ask.layers, last_hidden=ask.last_hidden)
+                await self._engine.client().capture(
+                    ask.prompt,
+                    layers=ask.layers,
+                    last_hidden=ask.last_hidden,
+                    request_id=origin.new_request_id(ask.sent),
+                )
             except EngineUnreachable as error:
                 await self._record_failure(ask, "unreachable", str(error), True)
                 raise ProblemError("engine-unreachable", str(error)) from error
@@ -175,15 +184,19 @@ class Sender:
             return await self._await_record(ask, event)
 
     def _begin(self, ask: Ask, spec: CaptureSpec) -> CaptureRow:
+        before = self._catalog.captures.get(ask.capture_id)
         row = self._catalog.captures.begin(
             ask.capture_id,
             request_digest=ask.digest,
+            sent=ask.sent,
             spec=spec,
             loss_mask=ask.loss_mask,
             metadata=ask.prompt.metadata,
         )
-        if row.state == "pending":
-            spool.remove(self._settings.dir, ask.capture_id)  # the failure, or the unreadable dump, of an earlier try
+        if row.state == "pending":  # what an earlier try left goes; a dump that comes just now is somebody's
+            spool.failure_path(self._settings.dir, ask.capture_id).unlink(missing_ok=True)
+            if before is not None and before.failure == "unreadable":
+                spool.dump_path(self._settings.dir, ask.capture_id).unlink(missing_ok=True)
         return row
 
     async def _after_engine_error(self, ask: Ask, error: EngineError) -> CaptureRow:

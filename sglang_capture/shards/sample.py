@@ -37,9 +37,9 @@ class Sample:
 
     @property
     def description(self) -> dict[str, Any]:
-        """The metadata, and the labels of a dump with rows at fault."""
+        """The metadata, and the labels of a dump with rows at fault, whose names no metadata may have."""
         labels = {key: count for key in LABELS if (count := getattr(self.dump, key))}
-        return {**self.metadata, **labels}
+        return {**{key: value for key, value in self.metadata.items() if key not in LABELS}, **labels}
 
 
 def check_sample(sample: Sample, spec: CaptureSpec) -> None:
@@ -76,5 +76,5 @@ def check_sample(sample: Sample, spec: CaptureSpec) -> None:
             raise SampleError(f"the loss mask of sample {name} must hold 0 and 1 only")
     try:
         json.dumps(dict(sample.metadata))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise SampleError(f"the metadata of sample {name} cannot be written as JSON: {error}") from error

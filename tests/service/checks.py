@@ -21,6 +21,14 @@ def problem(response: httpx.Response, status: int, kind: str) -> dict[str, Any]:
     return document
 
 
+def nested(levels: int) -> list[Any]:
+    """Lists inside each other."""
+    value: list[Any] = []
+    for _ in range(levels - 1):
+        value = [value]
+    return value
+
+
 def record(client: httpx.Client, capture_id: str) -> dict[str, Any]:
     response = client.get(f"/capture/{capture_id}")
     assert response.status_code == 200, response.text

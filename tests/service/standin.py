@@ -12,11 +12,12 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import torch
 from factories import make_dump, make_spec, save_dump
 
 from sglang_capture import spool
@@ -34,6 +35,7 @@ class Generate:
     input_ids: list[int] | None
     text: str | None
     spec: CaptureSpec
+    request_id: str | None
 
     @property
     def tokens(self) -> int:
@@ -46,15 +48,36 @@ Behaviour = Callable[["StandInServer", Generate], int]
 
 def publish(server: StandInServer, request: Generate) -> int:
     """What a healthy server does: the dump is there before the answer."""
-    put_dump(server.spool, request.capture_id, request.tokens, request.spec)
+    put_dump(server.spool, **dump_of(request))
     return 200
 
 
-def put_dump(directory: Path, capture_id: str, tokens: int = 5, spec: CaptureSpec = SPEC) -> Path:
+def dump_of(request: Generate) -> dict[str, Any]:
+    """What :func:`put_dump` is to be told for a request."""
+    return {
+        "capture_id": request.capture_id,
+        "tokens": request.tokens,
+        "spec": request.spec,
+        "input_ids": request.input_ids,
+        "request_id": request.request_id,
+    }
+
+
+def put_dump(
+    directory: Path,
+    capture_id: str,
+    tokens: int = 5,
+    spec: CaptureSpec = SPEC,
+    *,
+    input_ids: list[int] | None = None,
+    request_id: str | None = None,
+) -> Path:
     """Publish a dump as the plugin does: under another name first, then all at once; the first one stands."""
     parts = directory.parent / "parts"
     parts.mkdir(exist_ok=True)
-    part = save_dump(parts, make_dump(spec, capture_id, tokens))
+    dump = make_dump(spec, capture_id, tokens if input_ids is None else len(input_ids))
+    changes = {"input_ids": None if input_ids is None else torch.tensor(input_ids), "request_id": request_id}
+    part = save_dump(parts, replace(dump, **{name: value for name, value in changes.items() if value is not None}))
     final = spool.dump_path(directory, capture_id)
     try:
         os.link(part, final)
@@ -133,7 +156,7 @@ class StandInServer:
         mark = body["sampling_params"]["custom_params"]
         changes = {"layers": mark.get("capture_layers"), "last_hidden": mark.get("capture_last_hidden")}
         spec = make_spec(**{name: value for name, value in changes.items() if value is not None})
-        request = Generate(mark["capture"], body.get("input_ids"), body.get("text"), spec)
+        request = Generate(mark["capture"], body.get("input_ids"), body.get("text"), spec, body.get("rid"))
         with self._lock:
             self.requests.append(request)
         return self.behaviour(self, request)

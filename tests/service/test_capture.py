@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from service.checks import problem, record, state, tensors
+from service.checks import nested, problem, record, state, tensors
 from service.running import serving, until
-from service.standin import SPEC, Generate, StandInServer, publish, put_dump, put_failure
+from service.standin import SPEC, Generate, StandInServer, dump_of, publish, put_dump, put_failure
 from sglang_capture import spool
 
 
@@ -110,11 +110,16 @@ def test_a_dump_from_elsewhere_is_reused_only_where_its_id_proves_the_content(
 ) -> None:
     own = capture(service, input_ids=[1, 2]).json()["id"]
     service.delete(f"/capture/{own}").raise_for_status()
-    for name in (own, "named"):
-        put_dump(spool_dir, name, 2)
+    for name, ids in ((own, [1, 2]), ("named", [1, 2]), ("other", [1, 3])):
+        put_dump(spool_dir, name, input_ids=ids)
         until(lambda name=name: state(service, name) == "spooled", "the record")
     assert capture(service, input_ids=[1, 2]).status_code == 200
     problem(capture(service, input_ids=[1, 2], capture_id="named"), 409, "id-conflict")
+    problem(capture(service, input_ids=[1, 2], capture_id="other"), 409, "id-conflict")
+    service.delete(f"/capture/{own}").raise_for_status()
+    put_dump(spool_dir, own, input_ids=[1, 3])
+    until(lambda: state(service, own) == "spooled", "the record")
+    problem(capture(service, input_ids=[1, 2]), 409, "id-conflict")
     assert sglang.sent_ids == [own]
 
 
@@ -164,7 +169,7 @@ def test_a_loss_mask_must_fit_what_the_engine_ran(
     service: httpx.Client, sglang: StandInServer, spool_dir: Path
 ) -> None:
     def cut(server: StandInServer, request: Generate) -> int:
-        put_dump(server.spool, request.capture_id, request.tokens - 1)
+        put_dump(server.spool, **{**dump_of(request), "input_ids": (request.input_ids or [])[:-1]})
         return 200
 
     sglang.behaviour = cut
@@ -174,6 +179,9 @@ def test_a_loss_mask_must_fit_what_the_engine_ran(
     assert "loss_mask has 3 entries, and the engine ran 2 tokens" in document["detail"]
     assert record(service, "a")["failure"]["kind"] == "mask"
     assert not (spool_dir / "a.pt").exists()
+    document = problem(capture(service, input_ids=[1, 2, 3], capture_id="b"), 422, "capture-refused")
+    assert "the engine ran 2 tokens that are not those it was sent" in document["detail"]
+    assert not (spool_dir / "b.pt").exists()
 
 
 def test_a_mark_that_never_arrives_is_found_out(tmp_path: Path, sglang: StandInServer) -> None:
@@ -182,8 +190,9 @@ def test_a_mark_that_never_arrives_is_found_out(tmp_path: Path, sglang: StandInS
         document = problem(capture(client, input_ids=[1], capture_id="a"), 504, "capture-timeout")
         assert "neither a dump nor a failure of a appeared" in document["detail"]
         assert record(client, "a")["failure"]["kind"] == "timeout"
-        put_dump(sglang.spool, "a", 1)
+        put_dump(sglang.spool, "a", input_ids=[1])
         until(lambda: state(client, "a") == "spooled", "the dump that came late")
+        assert capture(client, input_ids=[1], capture_id="a").headers["Capture-Reused"] == "true"
 
 
 def test_what_the_engine_refuses_is_told(service: httpx.Client, sglang: StandInServer) -> None:
@@ -271,6 +280,10 @@ def test_a_request_is_held_back_while_there_is_no_room(tmp_path: Path, sglang: S
         ({"input_ids": [1], "loss_mask": [1, 1]}, "invalid-row", "loss_mask has 2 entries"),
         ({"text": "a", "loss_mask": [1]}, "invalid-row", "loss_mask needs input_ids"),
         ({"text": "a", "capture_id": "jobs"}, "invalid-row", "name of a route"),
+        ({"text": "a", "capture_id": f"{spool.PROBE_PREFIX}1"}, "invalid-row", "doctor and verify"),
+        ({"text": "a", "metadata": {"a": nested(64)}}, "invalid-row", "inside each other"),
+        ({"text": "a", "metadata": {"a": nested(900)}}, "invalid-row", "inside each other"),
+        ({"text": "a", "metadata": {"zero_rows": 1}}, "invalid-row", "zero_rows"),
         ({"text": "a", "capture_id": "../x"}, "invalid-request", "capture_id"),
         ({"text": "a", "capture_id": "x" * 129}, "invalid-request", "capture_id"),
         ({"text": "a", "capture_id": "é"}, "invalid-request", "capture_id"),

@@ -12,7 +12,7 @@ from factories import make_spec
 
 from service.checks import problem, record, state, states
 from service.running import serving, until
-from service.standin import SPEC, StandInServer, put_dump, put_failure
+from service.standin import SPEC, StandInServer, publish, put_dump, put_failure
 from sglang_capture.shards import CaptureDataset, check_dataset
 
 OTHER = make_spec(layers=(2, 30, 58))
@@ -174,8 +174,7 @@ def test_a_run_ten_times_larger_than_the_spool_is_never_refused(tmp_path: Path, 
     def strict(server: StandInServer, request: Any) -> int:
         if server.used() + 2 * 20_000 > server.quota:
             refused.append(request.capture_id)
-        put_dump(server.spool, request.capture_id, request.tokens)
-        return 200
+        return publish(server, request)
 
     sglang.behaviour = strict
     sglang.quota = 120_000

@@ -95,7 +95,7 @@ def test_a_dump_that_came_while_nobody_ran_keeps_its_loss_mask(tmp_path: Path, s
     first.client.post("/capture/jobs", json=job).raise_for_status()
     until(lambda: sglang.sent_ids, "the request")
     first.kill()
-    put_dump(sglang.spool, "a", 2)
+    put_dump(sglang.spool, "a", input_ids=[1, 2])
     with serving(tmp_path) as client:
         assert state(client, "a") == "spooled"
         assert tensors(client, "a")["loss_mask"].tolist() == [1, 0]

@@ -124,6 +124,8 @@ def _out(service: Service, request: ExportRequest) -> Path:
     Raises:
         ProblemError: the path leaves the folder for exports (``path-not-allowed``).
     """
+    if "\0" in (request.out or ""):
+        raise ProblemError("invalid-request", f"out holds a NUL byte, and no path may: found {request.out!r:.80}")
     exports = (service.settings.data / "exports").absolute()
     wanted = Path(request.out or f"{request.dataset}-{request.to}")
     if wanted.is_absolute():

@@ -98,6 +98,7 @@ BAD_ROWS: list[tuple[dict[str, Any], str]] = [
     ({"input_ids": [1], "loss_mask": "1"}, "list of 0 and 1"),
     ({"text": "x", "loss_mask": [1]}, "needs input_ids"),
     ({"text": "x", "metadata": [1]}, "metadata must be an object"),
+    ({"text": "x", "metadata": {"zero_rows": 0}}, "metadata may not say zero_rows"),
     ({"text": "x", "metadata": {"score": float("nan")}}, "metadata holds what JSON cannot"),
     ({"text": "x", "metadata": {"note": "\udc00"}}, "metadata holds what JSON cannot"),
     ({"text": "x", "id": 1.5}, "text or a whole number"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,14 @@ def test_the_ranks_together_see_each_sample_once(
             assert_same(part[number], by_id[sample_id])
         seen += part.ids
     assert sorted(seen) == sorted(by_id)
+
+
+@pytest.mark.parametrize("counted", [0, 2])
+def test_a_label_is_the_dumps_whatever_the_metadata_say(tmp_path: Path, counted: int) -> None:
+    dump = replace(make_dump(SPEC, "a", 3), zero_rows=counted)
+    with DatasetWriter(tmp_path, SPEC) as writer:
+        writer.write_shard([Sample("a", dump, None, {"zero_rows": 7, "nonfinite_rows": 7, "k": 1})])
+    assert CaptureDataset(tmp_path).metadata(0) == {"k": 1, **({"zero_rows": counted} if counted else {})}
 
 
 def test_metadata_and_mask_stay_with_their_sample(tmp_path: Path) -> None:

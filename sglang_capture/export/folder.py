@@ -84,8 +84,8 @@ class ExportFolder:
             spec=dataset.spec,
             output_of_layer=list(output_of(dataset.spec.layers)),
         )
-        _check_free_or_ours(out, self._lineage)
         try:
+            _check_free_or_ours(out, self._lineage)
             out.mkdir(parents=True, exist_ok=True)
             self._log = (out / RECORDS_NAME).open("a+b")
         except OSError as error:

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from service.checks import problem, record, states
+from service.checks import nested, problem, record, states
 from service.running import serving, until
 from service.standin import Generate, StandInServer, publish, put_failure
 from sglang_capture import spool
@@ -32,6 +32,28 @@ def ended(client: httpx.Client, job: str) -> dict[str, Any]:
 
 def counts(job: dict[str, Any]) -> dict[str, Any]:
     return {name: job[name] for name in ("state", "rows", "done", "captured", "reused", "failed")}
+
+
+def test_rows_that_a_service_cannot_keep_cost_their_line_only(service: httpx.Client, sglang: StandInServer) -> None:
+    rows = [
+        {"id": f"{spool.PROBE_PREFIX}1", "input_ids": [1]},
+        {"id": "deep", "input_ids": [1], "metadata": {"a": nested(300)}},
+        {"id": "deepest", "input_ids": [1], "metadata": {"a": nested(800)}},
+        {"id": "label", "input_ids": [1], "metadata": {"nonfinite_rows": 3}},
+        {"id": "good", "input_ids": [1], "metadata": {"a": nested(63)}},
+    ]
+    answer = service.post(
+        "/capture/jobs",
+        content=b"\n".join(json.dumps(row).encode() for row in rows),
+        headers={"Content-Type": "application/x-ndjson"},
+    )
+    job = ended(service, answer.json()["id"])
+    assert counts(job) == {"state": "done", "rows": 5, "done": 5, "captured": 1, "reused": 0, "failed": 4}
+    reasons = [error["reason"] for error in job["errors"]]
+    assert "doctor and verify" in reasons[0]
+    assert "inside each other" in reasons[1] and "inside each other" in reasons[2]
+    assert "nonfinite_rows" in reasons[3]
+    assert sglang.sent_ids == ["good"]
 
 
 def test_bad_rows_cost_their_line_only(service: httpx.Client) -> None:

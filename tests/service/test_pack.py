@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,13 @@ import httpx
 import pytest
 import torch
 from factories import make_spec
+from sqlalchemy import create_engine, text
 
 from service.checks import problem, record, state, states
 from service.running import serving, until
 from service.standin import SPEC, StandInServer, publish, put_dump, put_failure
+from sglang_capture.catalog import sqlite_url
+from sglang_capture.service import monitor
 from sglang_capture.shards import CaptureDataset, check_dataset
 
 OTHER = make_spec(layers=(2, 30, 58))
@@ -164,6 +168,30 @@ def test_a_spool_more_than_half_full_is_emptied(tmp_path: Path, sglang: StandInS
     with serving(tmp_path) as client:
         spooled(client, sglang.spool, "a")
         sglang.quota = sglang.used() + 10
+        until(lambda: state(client, "a") == "packed", "the packing")
+
+
+def test_a_clock_that_was_set_back_does_not_hold_packing_up(
+    tmp_path: Path, sglang: StandInServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Statuses bear an earlier time than the last pack: that they know of it shows after a while all the same."""
+    monkeypatch.setattr(monitor, "STATUS_STALE_SECONDS", 0.5)
+    with serving(tmp_path) as client:
+        spooled(client, sglang.spool, "a")
+        client.post("/capture/shards").raise_for_status()
+        monkeypatch.setattr(time, "time", lambda: 1e9)
+        spooled(client, sglang.spool, "b")
+        sglang.quota = sglang.used() + 10
+        until(lambda: state(client, "b") == "packed", "the packing")
+
+
+def test_a_capture_from_the_future_is_old_enough(tmp_path: Path, spool_dir: Path) -> None:
+    put_dump(spool_dir, "a")
+    with serving(tmp_path) as client:
+        until(lambda: state(client, "a") == "spooled", "the record")
+    with create_engine(sqlite_url(tmp_path / "data" / "catalog.sqlite")).begin() as connection:
+        connection.execute(text("UPDATE captures SET updated = updated + 3600"))
+    with serving(tmp_path) as client:
         until(lambda: state(client, "a") == "packed", "the packing")
 
 

@@ -8,9 +8,10 @@ import httpx
 import pytest
 import torch
 
-from service.checks import problem, same, state, states, tensors
-from service.running import until
-from service.standin import put_dump, put_failure
+from service.checks import nested, problem, same, state, states, tensors
+from service.running import serving, until
+from service.standin import SPEC, put_dump, put_failure
+from sglang_capture.catalog import Catalog, sqlite_url
 from sglang_capture.dump import load_dump
 
 
@@ -18,6 +19,23 @@ def spooled(client: httpx.Client, directory: Path, *ids: str) -> None:
     for capture_id in ids:
         put_dump(directory, capture_id)
     until(lambda: all(state(client, capture_id) == "spooled" for capture_id in ids), "the records")
+
+
+def test_metadata_too_deep_for_an_answer_are_cut_in_it(tmp_path: Path) -> None:
+    """As an earlier version took them. One record must not cost the whole page."""
+    (tmp_path / "data").mkdir()
+    catalog = Catalog(sqlite_url(tmp_path / "data" / "catalog.sqlite"))
+    for name, levels in (("deep", 900), ("flat", 1)):
+        catalog.captures.begin(
+            name, request_digest="d", sent="", spec=SPEC, loss_mask=None, metadata={"a": nested(levels), "b": 1}
+        )
+    catalog.close()
+    with serving(tmp_path) as client:
+        found = {item["id"]: item["metadata"] for item in client.get("/capture").json()["items"]}
+        assert found["flat"] == {"a": [], "b": 1}
+        assert found["deep"]["b"] == 1
+        assert "…" in str(found["deep"])
+        assert client.get("/capture/deep").json()["metadata"] == found["deep"]
 
 
 def test_the_data_are_those_of_the_dump_and_stay_so_in_the_shard(service: httpx.Client, spool_dir: Path) -> None:

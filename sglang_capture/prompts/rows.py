@@ -22,10 +22,9 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import xxhash
 
-from sglang_capture.dump import LABELS
 from sglang_capture.mark import is_capture_id
-from sglang_capture.nesting import MOST_LEVELS, too_deep
 from sglang_capture.prompts.errors import RowError
+from sglang_capture.prompts.metadata import check_metadata
 
 if TYPE_CHECKING:
     from sglang_capture.prompts.chat import ChatTokenizer
@@ -210,10 +209,7 @@ def _parse_metadata(value: object) -> dict[str, Any]:
         return {}
     if not isinstance(value, dict):
         raise RowError(f"metadata must be an object; found {value!r:.80}")
-    if too_deep(value):
-        raise RowError(f"metadata may have {MOST_LEVELS} objects and lists inside each other; found more: flatten it")
-    if ours := [key for key in LABELS if key in value]:
-        raise RowError(f"metadata may not say {ours[0]}: a sample's own label has that name; give yours another")
+    check_metadata(value)
     try:
         json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
     except ValueError as error:  # NaN, infinity, half a surrogate pair: Python reads them, JSON has no such thing

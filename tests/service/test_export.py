@@ -52,6 +52,7 @@ def test_on_loopback_any_folder_may_be_named(service: httpx.Client, dataset: str
         ({"out": "../outside"}, 403, "path-not-allowed"),
         ({"out": "a/../../outside"}, 403, "path-not-allowed"),
         ({"out": "a\0b"}, 422, "invalid-request"),
+        ({"out": "/a\ud800b"}, 422, "invalid-request"),
         ({"out": "x" * 300}, 422, "export-refused"),
         ({"dataset": "dataset-nobody"}, 404, "unknown-dataset"),
         ({"dataset": "exports"}, 422, "invalid-request"),
@@ -66,7 +67,9 @@ def test_on_loopback_any_folder_may_be_named(service: httpx.Client, dataset: str
 def test_bad_requests_get_a_clear_problem(
     service: httpx.Client, dataset: str, tmp_path: Path, change: dict[str, Any], status: int, kind: str
 ) -> None:
-    problem(service.post("/capture/export", json={"dataset": dataset, "to": "specforge", **change}), status, kind)
+    body = json.dumps({"dataset": dataset, "to": "specforge", **change})
+    answer = service.post("/capture/export", content=body, headers={"Content-Type": "application/json"})
+    problem(answer, status, kind)
     assert not (tmp_path / "outside").exists()
 
 

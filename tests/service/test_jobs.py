@@ -232,6 +232,7 @@ def test_jobs_are_listed_from_the_newest_on(service: httpx.Client) -> None:
         ({"json": {"rows": [{"text": "a"}], "typo": 1}}, 422, "invalid-request"),
         ({"json": {"path": "relative.jsonl"}}, 422, "invalid-request"),
         ({"json": {"path": "/nowhere.jsonl"}}, 422, "invalid-request"),
+        ({"json": {"path": "/" + "x" * 5000}}, 422, "invalid-request"),
         ({"json": {"path": "/dev/zero"}}, 422, "invalid-request"),
         ({"content": b"{", "headers": {"Content-Type": "application/json"}}, 422, "invalid-request"),
         ({"content": b"\n\n", "headers": {"Content-Type": "application/x-ndjson"}}, 422, "invalid-request"),

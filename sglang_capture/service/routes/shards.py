@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -122,10 +124,9 @@ def _out(service: Service, request: ExportRequest) -> Path:
     """Where to export to: below ``<data>/exports``, or anywhere for clients on this machine.
 
     Raises:
-        ProblemError: the path leaves the folder for exports (``path-not-allowed``).
+        ProblemError: the path leaves the folder for exports (``path-not-allowed``), or no path can be like it.
     """
-    if "\0" in (request.out or ""):
-        raise ProblemError("invalid-request", f"out holds a NUL byte, and no path may: found {request.out!r:.80}")
+    _check_path(request.out or "")
     exports = (service.settings.data / "exports").absolute()
     wanted = Path(request.out or f"{request.dataset}-{request.to}")
     if wanted.is_absolute():
@@ -138,3 +139,10 @@ def _out(service: Service, request: ExportRequest) -> Path:
     if ".." in wanted.parts or not (exports / wanted).resolve().is_relative_to(exports.resolve()):
         raise ProblemError("path-not-allowed", f"{wanted} leaves {exports}: give a name below it, or an absolute path")
     return exports / wanted
+
+
+def _check_path(path: str) -> None:
+    with contextlib.suppress(UnicodeEncodeError):
+        if b"\0" not in os.fsencode(path):
+            return
+    raise ProblemError("invalid-request", f"out holds a NUL byte or half a surrogate pair: found {path!r:.200}")

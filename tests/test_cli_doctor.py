@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from causal_model import CausalModel
 from factories import save_dump
-from service.standin import SPEC, Generate, StandInServer, publish
+from service.standin import SPEC, Generate, StandInServer, put_dump
 from typer.testing import CliRunner
 
 from sglang_capture import cli, spool
@@ -217,7 +217,11 @@ def test_a_server_that_is_named_is_tried_out(server: StandInServer) -> None:
 
 
 def test_a_server_that_captures_wrongly_is_wrong(server: StandInServer) -> None:
-    server.behaviour = publish  # rows of made-up ids
+    def other_ids(server: StandInServer, request: Generate) -> int:
+        put_dump(server.spool, request.capture_id, request.tokens, request.spec)
+        return 200
+
+    server.behaviour = other_ids
     code, checks = self_test(server)
     assert code == 1 and "are not those it was sent" in checks["self-test, capture"].found
     assert checks["self-test, verdict"].state == "wrong"

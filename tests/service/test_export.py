@@ -52,6 +52,7 @@ def test_on_loopback_any_folder_may_be_named(service: httpx.Client, dataset: str
         ({"out": "../outside"}, 403, "path-not-allowed"),
         ({"out": "a/../../outside"}, 403, "path-not-allowed"),
         ({"out": "a\0b"}, 422, "invalid-request"),
+        ({"model": "/a\0b"}, 422, "invalid-request"),
         ({"out": "/a\ud800b"}, 422, "invalid-request"),
         ({"out": "x" * 300}, 422, "export-refused"),
         ({"dataset": "dataset-nobody"}, 404, "unknown-dataset"),

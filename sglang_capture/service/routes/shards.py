@@ -126,7 +126,8 @@ def _out(service: Service, request: ExportRequest) -> Path:
     Raises:
         ProblemError: the path leaves the folder for exports (``path-not-allowed``), or no path can be like it.
     """
-    _check_path(request.out or "")
+    _check_path("out", request.out or "")
+    _check_path("model", request.model or "")
     exports = (service.settings.data / "exports").absolute()
     wanted = Path(request.out or f"{request.dataset}-{request.to}")
     if wanted.is_absolute():
@@ -141,8 +142,8 @@ def _out(service: Service, request: ExportRequest) -> Path:
     return exports / wanted
 
 
-def _check_path(path: str) -> None:
+def _check_path(name: str, path: str) -> None:
     with contextlib.suppress(UnicodeEncodeError):
         if b"\0" not in os.fsencode(path):
             return
-    raise ProblemError("invalid-request", f"out holds a NUL byte or half a surrogate pair: found {path!r:.200}")
+    raise ProblemError("invalid-request", f"{name} holds a NUL byte or half a surrogate pair: found {path!r:.200}")

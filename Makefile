@@ -30,7 +30,7 @@ $(READY): pyproject.toml constraints.txt
 	@echo "building .venv: the first time this takes 5 to 10 minutes, and 11 GB with SGLang's CUDA libraries"
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade --constraint constraints.txt pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[sglang,transformers,export,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[sglang,transformers,data,export,dev]'
 	touch $(READY)
 
 lock: $(READY)  ## write constraints.txt anew from what is installed

@@ -20,6 +20,7 @@ from sglang_capture.commands.estimate import estimate
 from sglang_capture.commands.export import export
 from sglang_capture.commands.pack import pack
 from sglang_capture.commands.plan import plan
+from sglang_capture.commands.prepare import prepare
 from sglang_capture.commands.run import run
 from sglang_capture.commands.serve import serve
 from sglang_capture.commands.tiny_model import tiny_model
@@ -37,6 +38,7 @@ app = typer.Typer(
 
 app.command("serve")(serve)
 app.command("run")(run)
+app.command("prepare")(prepare)
 app.command("pack")(pack)
 app.command("export")(export)
 app.command("verify")(verify)

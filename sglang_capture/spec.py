@@ -26,6 +26,9 @@ DTYPES: dict[str, torch.dtype] = {
 }
 """The engine dtypes a capture can have, by the name that specs and manifests use."""
 
+PROMPT_LINEAGE = "prompt_lineage"
+"""The key of a sample's metadata that says what made its ids and its loss mask (docs/prompts.md)."""
+
 LAST_HIDDEN_KEYS = {"post": "last_hidden_state", "pre": "last_hidden_state_prenorm"}
 """The tensor's name in dumps and shards, by kind."""
 

@@ -13,9 +13,9 @@ import pytest
 
 from sglang_capture.client import ServiceClient, ServiceError
 from sglang_capture.commands import _bulk
-from sglang_capture.commands._bulk import BulkSender, Fault, RowReader, Tally
+from sglang_capture.commands._bulk import BulkSender, Fault, MaskCount, RowReader, Tally
 from sglang_capture.errors import CaptureError
-from sglang_capture.prompts import ChatTokenizer, RowError, read_jsonl
+from sglang_capture.prompts import ChatTokenizer, Layout, RowError, read_jsonl
 
 Answer = httpx.Response | Exception
 Script = Callable[[dict[str, Any], int], Answer]
@@ -62,6 +62,8 @@ def send(
     vocab_size: int | None = None,
     patience: float = 60,
     concurrency: int = 4,
+    layout: Layout = Layout(),  # noqa: B008 - frozen
+    generate: dict[str, Any] | None = None,
     during: Callable[[BulkSender], None] = lambda _sender: None,
     **options: Any,
 ) -> Tally:
@@ -69,7 +71,7 @@ def send(
 
     async def main() -> Tally:
         async with ServiceClient("http://service", transport=httpx.MockTransport(service)) as client:
-            reader = RowReader(read_jsonl(lines), lambda: tokenizer, vocab_size)
+            reader = RowReader(read_jsonl(lines), lambda: tokenizer, vocab_size, layout=layout, generate=generate)
             sender = BulkSender(client, reader, concurrency=concurrency, patience=patience, **options)
             asyncio.get_running_loop().call_soon(during, sender)
             return await sender.run()
@@ -207,7 +209,12 @@ def test_without_a_tokenizer_messages_go_to_the_service_as_they_are() -> None:
 class _TwoIds(ChatTokenizer):
     """Lays out any conversation as two ids."""
 
-    def encode_messages(self, messages: Sequence[dict[str, Any]]) -> tuple[list[int], list[int] | None]:
+    digest = template_digest = "d"  # type: ignore[assignment]
+    mask_rule = "rule/1"  # type: ignore[assignment]
+
+    def encode_messages(
+        self, messages: Sequence[dict[str, Any]], *, tools: list[Any] | None = None
+    ) -> tuple[list[int], list[int] | None]:
         if messages[0]["role"] == "odd":
             raise RowError("the chat template refuses these messages")
         return [len(messages), 1], [0, 1]
@@ -218,8 +225,41 @@ def test_with_a_tokenizer_messages_go_as_ids_and_mask() -> None:
     tally = send(
         service, [{"messages": MESSAGES}, {"messages": [{"role": "odd", "content": ""}]}], tokenizer=_TwoIds("x")
     )
-    assert service.sent == [{"input_ids": [1, 1], "loss_mask": [0, 1]}]
+    lineage = {"tokenizer": "d", "template": "d", "mask_rule": "rule/1", "max_length": None}
+    assert service.sent == [{"input_ids": [1, 1], "loss_mask": [0, 1], "metadata": {"prompt_lineage": lineage}}]
     assert tally.bad_rows == 1
+
+
+def test_rows_that_the_target_shall_answer_go_to_the_service_whole() -> None:
+    service = ScriptedService(lambda _body, _before: CREATED)
+    wish = {"max_new_tokens": 5, "temperature": 0.0}
+    rows = [
+        {"conversations": [{"from": "human", "value": "hi"}], "id": "a/b", "tools": [{"name": "f"}]},
+        {"input_ids": [1, 2], "id": "ids"},
+        {"input_ids": [1, 2], "id": "ids"},
+    ]
+    tally = send(service, rows, tokenizer=_TwoIds("x"), layout=Layout(9, True), generate=wish)
+    assert (tally.captured, tally.duplicates) == (2, 1)
+    chat, ids = sorted(service.sent, key=lambda body: "input_ids" in body)
+    assert all(body["generate"] == wish and body["max_length"] == 9 and body["only_last_turn"] for body in (chat, ids))
+    assert (chat["messages"], chat["tools"], ids["input_ids"]) == (MESSAGES, [{"name": "f"}], [1, 2])
+
+
+def test_what_is_too_long_is_left_out_and_no_fault() -> None:
+    service = ScriptedService(lambda body, _before: problem(422, "too-long") if "messages" in body else CREATED)
+    rows = [{"input_ids": [1] * 9}, {"input_ids": [1]}, {"messages": MESSAGES}]
+    tally = send(service, rows, layout=Layout(3))
+    assert (tally.captured, tally.too_long, tally.failed, tally.faults, tally.settled) == (1, 2, 0, [], 3)
+
+
+def test_masks_that_teach_nothing_or_everything_are_counted() -> None:
+    rows = [
+        {"input_ids": [1, number], "loss_mask": mask} for number, mask in enumerate([[0, 0], [1, 1], [1, 1], [0, 1]])
+    ]
+    reader = RowReader(read_jsonl([json.dumps(row) for row in [*rows, {"input_ids": [9]}]]), lambda: None, None)
+    while reader.next():
+        pass
+    assert reader.masks == MaskCount(masked=4, all_zero=1, all_one=2)
 
 
 def test_the_tokenizer_is_asked_for_once_and_only_if_messages_come() -> None:
@@ -241,7 +281,9 @@ def test_the_tokenizer_is_asked_for_once_and_only_if_messages_come() -> None:
 
 def test_a_tokenizer_that_cannot_be_loaded_ends_the_run_with_its_message() -> None:
     class Broken(ChatTokenizer):
-        def encode_messages(self, messages: Sequence[dict[str, Any]]) -> tuple[list[int], list[int] | None]:
+        def encode_messages(
+            self, messages: Sequence[dict[str, Any]], *, tools: list[Any] | None = None
+        ) -> tuple[list[int], list[int] | None]:
             raise CaptureError("no chat template")
 
     with pytest.raises(CaptureError, match="no chat template"):

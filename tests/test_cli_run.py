@@ -79,6 +79,54 @@ def test_a_file_is_captured_and_summed_up(tmp_path: Path, sglang: StandInServer,
     assert sorted(sglang.sent_ids) == sorted(row["id"] for row in ROWS)
 
 
+def test_a_json_list_is_captured_as_its_rows_are(tmp_path: Path, sglang: StandInServer, service: str) -> None:
+    file = tmp_path / "rows.json"
+    file.write_text(json.dumps([*ROWS[:3], {"input_ids": [10**6]}, {"input_ids": [1] * 9}]))
+    code, summary, remarks = run(str(file), "--service", service, "--max-length", "8")
+    assert code == 1 and f"{file}, row 4: token id 1000000" in remarks
+    counts = [summary[name] for name in ("rows", "captured", "too_long", "bad_rows", "missing")]
+    assert counts == [5, 3, 1, 1, 1]
+
+
+def test_a_parquet_file_is_captured_with_its_total(tmp_path: Path, sglang: StandInServer, service: str) -> None:
+    datasets = pytest.importorskip("datasets")
+    datasets.Dataset.from_list([{**row, "text": "x"} for row in ROWS]).to_parquet(tmp_path / "rows.parquet")
+    options = ("--service", service, "--limit", "4", "--column", "input_ids")
+    code, summary, _ = run(str(tmp_path / "rows.parquet"), *options)
+    assert (code, summary["rows"], summary["captured"]) == (0, 4, 4)
+
+
+def test_where_the_number_of_rows_is_not_known_the_end_tells(
+    tmp_path: Path, sglang: StandInServer, service: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    datasets = pytest.importorskip("datasets")
+    streamed = datasets.Dataset.from_list(ROWS).to_iterable_dataset()
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_names, **_options: streamed)
+    code, summary, _ = run("hf:org/name", "--service", service)
+    assert (code, summary["rows"], summary["captured"], summary["not_tried"]) == (0, 12, 12, 0)
+
+
+def test_masks_that_teach_nothing_are_warned_of(tmp_path: Path, sglang: StandInServer, service: str) -> None:
+    file = write(tmp_path, [{**ROWS[0], "loss_mask": [0, 0, 0]}, {**ROWS[1], "loss_mask": [1, 1, 1]}])
+    shown = CliRunner().invoke(cli.app, ["run", file, "--service", service]).stdout
+    assert "1 loss mask all zero" in shown and "1 loss mask all one" in shown
+
+
+def test_with_generate_the_answers_are_written_and_captured_once(
+    tmp_path: Path, sglang: StandInServer, service: str
+) -> None:
+    file = write(tmp_path, ROWS)
+    options = ("--service", service, "--generate", "--max-new-tokens", "9", "--temperature", "0")
+    assert run(file, *options, "--limit", "5")[1]["captured"] == 5
+    code, summary, _ = run(file, *options)
+    assert (code, summary["captured"], summary["already_there"]) == (0, 7, 5)
+    assert len(sglang.prompts) == len(sglang.requests) == 12
+    assert all(sampling == {"max_new_tokens": 9, "temperature": 0} for _, sampling in sglang.prompts)
+    assert all((request.input_ids or [])[-1] == 1 and request.tokens == 5 for request in sglang.requests)
+    with pytest.raises(UsageError, match="SGLANG_CAPTURE_TOKENIZER where it runs"):
+        run(file, *options, "--tokenizer", "x")
+
+
 def test_a_second_run_does_nothing_twice(tmp_path: Path, sglang: StandInServer, service: str) -> None:
     file = write(tmp_path, ROWS)
     assert run(file, "--service", service, "--limit", "5")[1]["captured"] == 5

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from sglang_capture.client import EngineError, EngineUnreachable, ServerInfo, SGLangClient
+from sglang_capture.client import Answer, EngineError, EngineUnreachable, ServerInfo, SGLangClient
 from sglang_capture.errors import UsageError
 from sglang_capture.mark import Mark, MarkError, parse_mark
 from sglang_capture.prompts import Prompt, parse_row
@@ -110,6 +110,29 @@ def test_a_connection_that_breaks_may_be_tried_again() -> None:
     with pytest.raises(EngineError, match="server disconnected") as caught:
         capture(reset, parse_row({"text": "hi"}, None))
     assert caught.value.retriable and not isinstance(caught.value, EngineUnreachable)
+
+
+@pytest.mark.parametrize(
+    ("reason", "expected"),
+    [
+        ({"type": "stop", "matched": 8}, Answer([7, 8], "stop", 1)),
+        ({"type": "stop", "matched": "a text"}, Answer([7, 8], "stop", 0)),
+        ({"type": "length", "length": 2}, Answer([7, 8], "length", 0)),
+    ],
+)
+def test_an_answer_is_its_ids_and_why_they_end(reason: dict[str, Any], expected: Answer) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(json.loads(request.content))
+        return httpx.Response(200, json={"output_ids": [7, 8], "meta_info": {"finish_reason": reason}})
+
+    async def call() -> Answer:
+        async with SGLangClient("http://engine/", transport=httpx.MockTransport(answer)) as client:
+            return await client.generate([1, 2], max_new_tokens=9, temperature=0.5)
+
+    assert asyncio.run(call()) == expected
+    assert asked == [{"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 9, "temperature": 0.5}}]
 
 
 def info(handler: Handler, api_key: str | None = None) -> ServerInfo:

@@ -129,8 +129,8 @@ def test_a_row_of_messages_becomes_ids(make: Make) -> None:
     assert prompt.digest == parse_row({"input_ids": prompt.input_ids}, None).digest
 
 
-def test_text_is_counted_as_the_engine_tokenises_it(make: Make) -> None:
-    assert make(PLAIN).count_text("hi") == 2  # the engine puts <|bos|> before plain text
+def test_text_becomes_the_ids_that_the_engine_makes_of_it(make: Make) -> None:
+    assert len(make(PLAIN).encode_text("hi")) == 2  # the engine puts <|bos|> before plain text
 
 
 def test_a_tokenizer_without_a_template_says_so(tmp_path: Path) -> None:

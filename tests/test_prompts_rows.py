@@ -32,7 +32,7 @@ def test_prompt_and_text_mean_the_same(key: str) -> None:
 
 
 def test_keys_that_are_not_ours_are_left_alone() -> None:
-    assert parse(text="x", score=3, conversations=None, tools=[{"name": "f"}]) == parse(text="x")
+    assert parse(text="x", score=3, conversations=None, tools=[{"name": "f"}], output="y") == parse(text="x")
 
 
 def test_a_null_stands_for_a_key_that_is_not_there() -> None:
@@ -79,9 +79,9 @@ def test_the_metadata_keeps_its_own_id_over_the_rows() -> None:
 
 
 BAD_ROWS: list[tuple[dict[str, Any], str]] = [
-    ({}, "exactly one of messages, prompt .* found only an empty object"),
-    ({"conversations": []}, "found only 'conversations'"),
-    ({"text": "x", "input_ids": [1]}, "found both text and input_ids"),
+    ({}, "exactly one of messages, conversations, .* found only an empty object"),
+    ({"chosen": []}, "found only 'chosen'"),
+    ({"text": "x", "input_ids": [1]}, "found both text and input_ids; name the one that is meant with --column"),
     ({"prompt": "x", "text": "x"}, "found both prompt and text"),
     ({"text": ""}, "not empty"),
     ({"text": 3}, "text must be a text"),

@@ -62,6 +62,20 @@ def test_the_manifest_holds_the_totals_and_the_checksum_of_each_file(tmp_path: P
         assert shard["xxh3_64"] == xxhash.xxh3_64_hexdigest((tmp_path / shard["file"]).read_bytes())
 
 
+def test_the_manifest_names_each_lineage_of_its_prompts_once(tmp_path: Path) -> None:
+    old, new = {"template": "a", "max_length": None}, {"template": "b", "max_length": 9}
+    metadata = [{"prompt_lineage": lineage} if lineage else {} for lineage in (old, None, dict(old), new, old)]
+    samples = [
+        replace(sample, metadata=about) for sample, about in zip(make_samples(SPEC, [2] * 5), metadata, strict=True)
+    ]
+    with DatasetWriter(tmp_path, SPEC) as writer:
+        writer.write_shard(samples[:3])
+        writer.write_shard(samples[3:])
+    manifest = read_manifest(tmp_path)
+    assert [list(shard.prompt_lineages) for shard in manifest.shards] == [[old], [new, old]]
+    assert json.loads((tmp_path / "manifest.json").read_text())["prompt_lineages"] == [old, new]
+
+
 def test_mapped_dumps_from_a_spool_are_packed(tmp_path: Path) -> None:
     spool = tmp_path / "spool"
     spool.mkdir()

@@ -5,11 +5,12 @@ Both are for many requests at once from one event loop, and both tell failures t
 internet, not for the process next door.
 """
 
-from sglang_capture.client.engine import EngineError, EngineUnreachable, ServerInfo, SGLangClient
+from sglang_capture.client.engine import Answer, EngineError, EngineUnreachable, ServerInfo, SGLangClient
 from sglang_capture.client.service import SERVICE_URL, ServiceClient, ServiceError, ServiceUnreachable
 
 __all__ = [
     "SERVICE_URL",
+    "Answer",
     "EngineError",
     "EngineUnreachable",
     "SGLangClient",

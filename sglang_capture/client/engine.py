@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,9 @@ from sglang_capture.errors import CaptureError
 from sglang_capture.mark import build_mark
 from sglang_capture.prompts import Prompt
 from sglang_capture.spec import LastHidden
+
+_GENERATION_SECONDS = 3600.0
+"""How long an answer may take: thousands of tokens, on a server that writes hundreds of answers at once."""
 
 
 class EngineError(CaptureError):
@@ -57,6 +60,21 @@ class ServerInfo:
     chunk_size: int | None = None
     room: int | None = None
     dp_size: int = 1
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a server wrote.
+
+    Attributes:
+        ids: its tokens, the one that ended it included.
+        finish_reason: ``stop`` (it came to its end) or ``length`` (it was cut).
+        end: how many of ``ids``, at their end, are no text but the end itself: 0 or 1.
+    """
+
+    ids: list[int]
+    finish_reason: str
+    end: int
 
 
 class SGLangClient:
@@ -139,14 +157,28 @@ class SGLangClient:
         content = {"text": prompt.text} if prompt.input_ids is None else {"input_ids": prompt.input_ids}
         sampling = {"max_new_tokens": 1, "temperature": 0, "custom_params": mark}
         named = {} if request_id is None else {"rid": request_id}
-        answer = await self._request("POST", "/generate", {**content, **named, "sampling_params": sampling})
-        reason = answer.get("meta_info", {}).get("finish_reason") if isinstance(answer, dict) else None
-        if isinstance(reason, dict) and reason.get("type") == "abort":
-            raise EngineError(f"the server broke the request off: {reason.get('message', 'aborted')}", retriable=True)
+        _finish_reason(await self._request("POST", "/generate", {**content, **named, "sampling_params": sampling}))
 
-    async def _request(self, method: str, path: str, body: object = None) -> Any:
+    async def generate(self, input_ids: Sequence[int], *, max_new_tokens: int, temperature: float) -> Answer:
+        """Have the server go on behind ``input_ids``, unmarked.
+
+        Raises:
+            EngineError: as :meth:`capture`.
+        """
+        sampling = {"max_new_tokens": max_new_tokens, "temperature": temperature}
+        body = {"input_ids": list(input_ids), "sampling_params": sampling}
+        answer = await self._request("POST", "/generate", body, timeout=_GENERATION_SECONDS)
+        reason = _finish_reason(answer)
+        ids = answer.get("output_ids") if isinstance(answer, dict) else None
+        if not ids or "type" not in reason:
+            raise EngineError(f"{self.url}/generate answered without ids or without why they end", retriable=False)
+        return Answer(list(ids), reason["type"], int(reason.get("matched") == ids[-1]))
+
+    async def _request(self, method: str, path: str, body: object = None, *, timeout: float | None = None) -> Any:
+        usual = self._http.timeout
+        patience = usual if timeout is None else httpx.Timeout(timeout, connect=usual.connect, pool=usual.pool)
         try:
-            response = await self._http.request(method, path, json=body)
+            response = await self._http.request(method, path, json=body, timeout=patience)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise EngineUnreachable(self.url, reason_of(error)) from error
         except httpx.HTTPError as error:
@@ -157,6 +189,20 @@ class SGLangClient:
         if response.status_code == httpx.codes.UNAUTHORIZED:
             message += "; the server was started with --api-key: give the client the same key"
         raise EngineError(message, retriable=response.status_code in RETRIABLE_STATUS)
+
+
+def _finish_reason(answer: Any) -> dict[str, Any]:
+    """Why an answer ends.
+
+    Raises:
+        EngineError: it was broken off.
+    """
+    reason = answer.get("meta_info", {}).get("finish_reason") if isinstance(answer, dict) else None
+    if not isinstance(reason, dict):
+        return {}
+    if reason.get("type") == "abort":
+        raise EngineError(f"the server broke the request off: {reason.get('message', 'aborted')}", retriable=True)
+    return reason
 
 
 def _sglang_message(response: httpx.Response) -> str:

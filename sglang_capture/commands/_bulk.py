@@ -22,8 +22,17 @@ from typing import Any
 import xxhash
 
 from sglang_capture.client import ServiceClient, ServiceError
-from sglang_capture.prompts import ChatTokenizer, Prompt, RowError, check_vocabulary, parse_row
-from sglang_capture.prompts.rows import check_messages, content_key, identity
+from sglang_capture.prompts import (
+    ChatTokenizer,
+    Layout,
+    Prompt,
+    RowError,
+    TooLong,
+    canonical,
+    check_vocabulary,
+    parse_row,
+)
+from sglang_capture.prompts.rows import identity
 from sglang_capture.spec import LastHidden
 
 AWAY = frozenset({"service-unreachable", "no-plugin", "engine-unreachable", "spool-full", "in-flight"})
@@ -53,6 +62,7 @@ class Tally:
     captured: int = 0
     reused: int = 0
     duplicates: int = 0
+    too_long: int = 0
     bad_rows: int = 0
     failed: int = 0
     tokens: int = 0
@@ -63,20 +73,38 @@ class Tally:
 
     @property
     def settled(self) -> int:
-        return self.captured + self.reused + self.duplicates + self.bad_rows + self.failed
+        return self.captured + self.reused + self.duplicates + self.too_long + self.bad_rows + self.failed
 
     def add_fault(self, fault: Fault) -> None:
         if len(self.faults) < _FAULTS_KEPT:
             self.faults.append(fault)
 
 
+@dataclass
+class MaskCount:
+    """How the loss masks are of what was sent; what the service lays out is not counted."""
+
+    masked: int = 0
+    all_zero: int = 0
+    all_one: int = 0
+
+    def add(self, mask: list[int] | None) -> None:
+        if mask is None:
+            return
+        self.masked += 1
+        self.all_zero += not any(mask)
+        self.all_one += all(mask)
+
+
 class RowReader:
     """Turns rows into what is sent, one after the other: reading, tokenizing, and leaving out what came before.
 
     Args:
-        rows: as :func:`~sglang_capture.prompts.read_jsonl` gives them.
-        tokenizer: asked for when the first messages come; ``None`` leaves it to the service to lay them out.
+        rows: as :meth:`~sglang_capture.prompts.RowSource.rows` gives them.
+        tokenizer: asked for when the first conversation comes; ``None`` leaves it to the service to lay them out.
         vocab_size: ids outside are refused here; ``None`` if the server's is not known.
+        column: the key that holds the content, where rows have several.
+        generate: how the target shall write the answers; the service then lays out all rows.
     """
 
     def __init__(
@@ -84,10 +112,18 @@ class RowReader:
         rows: Iterator[tuple[int, dict[str, Any] | RowError]],
         tokenizer: Callable[[], ChatTokenizer | None],
         vocab_size: int | None,
+        *,
+        layout: Layout = Layout(),  # noqa: B008 - frozen
+        column: str | None = None,
+        generate: dict[str, Any] | None = None,
     ) -> None:
+        self.masks = MaskCount()
         self._rows = rows
         self._tokenizer = cache(tokenizer)
         self._vocab_size = vocab_size
+        self._layout = layout
+        self._column = column
+        self._generate = generate
         self._seen: set[int] = set()
 
     def next(self) -> tuple[int, Prompt | dict[str, Any] | RowError | None] | None:
@@ -99,19 +135,36 @@ class RowReader:
         if isinstance(row, RowError):
             return line, row
         try:
-            return line, self._prepare(row)
+            return line, self._prepare(canonical(row, self._column))
         except RowError as error:
             return line, error
 
     def _prepare(self, row: dict[str, Any]) -> Prompt | dict[str, Any] | None:
-        tokenizer = self._tokenizer() if content_key(row) == "messages" else None
-        if content_key(row) == "messages" and tokenizer is None:
-            body = _as_it_is(row)
-            return None if self._repeats(body.get("capture_id") or json.dumps(row["messages"])) else body
-        prompt = parse_row(row, tokenizer)
+        wanted = "messages" in row or ("text" in row and self._layout.max_length is not None)
+        tokenizer = self._tokenizer() if wanted and self._generate is None else None
+        if self._generate is not None or (wanted and tokenizer is None):
+            body = self._as_it_is(row)
+            return None if self._repeats(body.get("capture_id") or json.dumps(body, sort_keys=True)) else body
+        prompt = parse_row(row, tokenizer, self._layout)
         if self._vocab_size is not None:
             check_vocabulary(prompt, self._vocab_size)
-        return None if self._repeats(prompt.capture_id) else prompt
+        if self._repeats(prompt.capture_id):
+            return None
+        self.masks.add(prompt.loss_mask)
+        return prompt
+
+    def _as_it_is(self, row: dict[str, Any]) -> dict[str, Any]:
+        """The body of ``POST /capture`` for a row that the service is to lay out."""
+        capture_id, metadata = identity(row)
+        content = {key: value for key, value in row.items() if key not in ("id", "capture_id", "metadata")}
+        options = {
+            "capture_id": capture_id,
+            "metadata": metadata,
+            "max_length": self._layout.max_length,
+            "only_last_turn": self._layout.only_last_turn,
+            "generate": self._generate,
+        }
+        return {**content, **{key: value for key, value in options.items() if value}}
 
     def _repeats(self, key: str) -> bool:
         number = xxhash.xxh3_64_intdigest(key.encode())
@@ -174,6 +227,8 @@ class BulkSender:
             line, body = item
             if body is None:
                 self.tally.duplicates += 1
+            elif isinstance(body, TooLong):
+                self.tally.too_long += 1
             elif isinstance(body, RowError):
                 self.tally.bad_rows += 1
                 self._fault(line, str(body))
@@ -214,6 +269,9 @@ class BulkSender:
             self.stop(str(error))
             return
         self._settled()
+        if error.kind == "too-long":
+            self.tally.too_long += 1
+            return
         self.tally.failed += 1
         self._fault(line, str(error))
 
@@ -237,11 +295,3 @@ def pause_seconds(error: ServiceError, attempt: int) -> float:
     """How long to wait after a failure: longer each time, and not all rows at the same moment."""
     longest = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2 ** min(attempt, 10))
     return (error.retry_after or longest) * random.uniform(0.5, 1.0)
-
-
-def _as_it_is(row: dict[str, Any]) -> dict[str, Any]:
-    """The body of ``POST /capture`` for messages that the service is to lay out."""
-    check_messages(row["messages"])
-    capture_id, metadata = identity(row)
-    body = {"messages": row["messages"], "capture_id": capture_id, "metadata": metadata or None}
-    return {key: value for key, value in body.items() if value is not None}

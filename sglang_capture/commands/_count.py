@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sglang_capture.prompts import ChatTokenizer, RowError, parse_row
-from sglang_capture.prompts.rows import content_key
+from sglang_capture.prompts import ChatTokenizer, RowError, canonical, parse_row
 
 _SEED = 0
 _FAULTS_KEPT = 1000
@@ -36,7 +35,19 @@ class TokenCount:
             self.faults.append((line, str(error)))
 
 
-def count_tokens(rows: Iterator[tuple[int, dict[str, Any] | RowError]], tokenizer: ChatTokenizer) -> TokenCount:
+Rows = Iterator[tuple[int, dict[str, Any] | RowError]]
+
+
+def canonical_rows(rows: Rows, column: str | None) -> Rows:
+    """The rows in one shape, with an error in the place of each that cannot be recognised."""
+    for line, row in rows:
+        try:
+            yield line, row if isinstance(row, RowError) else canonical(row, column)
+        except RowError as error:
+            yield line, error
+
+
+def count_tokens(rows: Rows, tokenizer: ChatTokenizer) -> TokenCount:
     """Every row, tokenized as a run would. Raises CaptureError if the tokenizer is needed and cannot be loaded."""
     count = TokenCount()
     for line, row in rows:
@@ -47,9 +58,7 @@ def count_tokens(rows: Iterator[tuple[int, dict[str, Any] | RowError]], tokenize
     return count
 
 
-def sample_tokens(
-    rows: Iterator[tuple[int, dict[str, Any] | RowError]], tokenizer: ChatTokenizer, size: int
-) -> TokenCount:
+def sample_tokens(rows: Rows, tokenizer: ChatTokenizer, size: int) -> TokenCount:
     """Tokens for each character in ``size`` rows drawn at random, times the characters of all rows.
 
     What a conversation is long in characters varies far more than what a character is in tokens, so few rows suffice.
@@ -87,14 +96,14 @@ def _length(row: Mapping[str, Any] | RowError, tokenizer: ChatTokenizer) -> int:
     if isinstance(row, RowError):
         raise row
     prompt = parse_row(row, tokenizer)
-    return tokenizer.count_text(prompt.text or "") if prompt.input_ids is None else len(prompt.input_ids)
+    return len(tokenizer.encode_text(prompt.text or "") if prompt.input_ids is None else prompt.input_ids)
 
 
 def _characters(row: Mapping[str, Any] | RowError) -> int:
     """A measure of a row's length that costs no tokenizing; for ids, it is their number."""
     if isinstance(row, RowError):
         raise row
-    content = row[content_key(row)]
+    content = row.get("text") or row.get("messages") or row["input_ids"]
     if not isinstance(content, list):
         return len(str(content))
     return sum(len(str(item.get("content"))) if isinstance(item, dict) else 1 for item in content)

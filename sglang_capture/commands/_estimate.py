@@ -9,19 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from sglang_capture.client import ServiceClient
-from sglang_capture.commands._count import TokenCount, count_tokens, sample_tokens
+from sglang_capture.commands._count import TokenCount, canonical_rows, count_tokens, sample_tokens
 from sglang_capture.commands._model import chosen_last_hidden, chosen_layers, read_spec
 from sglang_capture.commands._output import (
     error_console,
     human_bytes,
-    lines_with_progress,
     plural,
     print_facts,
     print_json,
+    rows_with_bar,
     say,
 )
+from sglang_capture.commands._rows import RowOptions
 from sglang_capture.errors import CaptureError, UsageError
-from sglang_capture.prompts import ChatTokenizer, read_jsonl
+from sglang_capture.prompts import ChatTokenizer, RowSource
 from sglang_capture.quota import free_bytes, parse_quota
 from sglang_capture.settings import plugin_settings
 from sglang_capture.spec import CaptureSpec
@@ -35,7 +36,7 @@ _MASK_BYTES = 1
 class EstimateOptions:
     """The options of `estimate`, by the names it documents them under."""
 
-    file: Path
+    rows: RowOptions
     model: str | None
     service: str | None
     layers: str | None
@@ -68,13 +69,15 @@ def run_estimate(options: EstimateOptions, *, as_json: bool) -> int:
     """
     around = _from_service(options) if options.service else _from_model(options)
     tokenizer = ChatTokenizer(options.tokenizer or around.tokenizer, trust_remote_code=options.trust_remote_code)
-    rows = read_jsonl(lines_with_progress(options.file, "counting"))
-    count = sample_tokens(rows, tokenizer, options.sample) if options.sample else count_tokens(rows, tokenizer)
+    source = options.rows.open()
+    with rows_with_bar(source, "counting") as found:
+        rows = canonical_rows(found, options.rows.column)
+        count = sample_tokens(rows, tokenizer, options.sample) if options.sample else count_tokens(rows, tokenizer)
     facts = _facts(count, around)
     if as_json:
         print_json(facts)
     else:
-        _print(options, count, around, facts)
+        _print(source, count, around, facts)
     return 0 if facts["data"]["fits"] is not False and facts["spool"]["longest_fits"] is not False else 1
 
 
@@ -170,9 +173,9 @@ def _facts(count: TokenCount, around: Surroundings) -> dict[str, Any]:
     }
 
 
-def _print(options: EstimateOptions, count: TokenCount, around: Surroundings, facts: dict[str, Any]) -> None:
+def _print(source: RowSource, count: TokenCount, around: Surroundings, facts: dict[str, Any]) -> None:
     for line, reason in count.faults[:_FAULTS_SHOWN]:
-        say(f"{options.file}:{line}: {reason}", "wrong", console=error_console())
+        say(f"{source.place(line)}: {reason}", "wrong", console=error_console())
     spec, about = around.spec, "" if count.sampled is None else "about "
     sampled = "" if count.sampled is None else f" (estimated from {plural(count.sampled, 'row')} drawn at random)"
     states = f"layers {', '.join(map(str, spec.layers))}, last hidden state {spec.last_hidden}"

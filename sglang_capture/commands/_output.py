@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -20,10 +19,10 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from sglang_capture.errors import UsageError
-
 if TYPE_CHECKING:
     from pydantic import BaseModel
+
+    from sglang_capture.prompts import RowError, RowSource
 
 MARKS = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "wrong": ("✗", "red")}
 """How good, doubtful and wrong lines begin."""
@@ -54,6 +53,14 @@ def say(text: str, state: str = "", *, console: Console | None = None) -> None:
     (console or Console(highlight=False)).print(Text.assemble((mark, style), " " if mark else "", text), soft_wrap=True)
 
 
+def say_masks(all_zero: int, all_one: int) -> None:
+    """A warning where masks teach nothing, or teach what users say as well."""
+    if all_zero:
+        say(f"{plural(all_zero, 'loss mask')} all zero: a draft learns nothing from such rows", "warn")
+    if all_one:
+        say(f"{plural(all_one, 'loss mask')} all one: a draft would learn the questions too", "warn")
+
+
 def human_bytes(size: float) -> str:
     """``1.5 GiB``"""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
@@ -69,7 +76,7 @@ def plural(count: int, noun: str) -> str:
 
 
 @contextmanager
-def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
+def progress_bar(title: str) -> Iterator[Callable[[int, int | None], None]]:
     """A callback for the work done and the work in all; a bar on standard error where that is a terminal."""
     columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     console = error_console()
@@ -78,20 +85,31 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def lines_with_progress(file: Path, what: str) -> Iterator[bytes]:
-    """The lines of a file, with a bar on a terminal that shows how much of it was read.
-
-    Raises:
-        UsageError: it cannot be opened.
-    """
+@contextmanager
+def reading_bar(what: str, size: int | None) -> Iterator[Callable[[int], None]]:
+    """A callback for bytes that were read; a bar on a terminal that shows how much of ``size`` it is."""
     console = error_console()
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn())
-    try:
-        lines = file.open("rb")
-    except OSError as error:
-        raise UsageError(f"{file} cannot be read: {error.strerror}; name a JSONL file") from error
-    with lines, Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(what, total=file.stat().st_size)
-        for line in lines:
-            progress.advance(task, len(line))
-            yield line
+    with Progress(*columns, console=console, transient=True, disable=size is None or not console.is_terminal) as bar:
+        task = bar.add_task(what, total=size)
+        yield lambda count: bar.advance(task, count)
+
+
+@contextmanager
+def rows_with_bar(source: RowSource, what: str) -> Iterator[Iterator[tuple[int, dict[str, Any] | RowError]]]:
+    """The rows of a source, with a bar of what was read of it: bytes of a file, rows of a table."""
+    if source.size is not None:
+        with reading_bar(what, source.size) as seen:
+            yield source.rows(seen)
+        return
+    total = source.count()
+    with progress_bar(what) as advance:
+        yield _counted(source.rows(), total, advance)
+
+
+def _counted(
+    rows: Iterator[tuple[int, dict[str, Any] | RowError]], total: int | None, advance: Callable[[int, int | None], None]
+) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
+    for done, row in enumerate(rows, start=1):
+        yield row
+        advance(done, total)

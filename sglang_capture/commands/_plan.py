@@ -10,11 +10,11 @@ from sglang_capture.commands._count import count_tokens
 from sglang_capture.commands._draft import check_trainer, read_draft
 from sglang_capture.commands._estimate import disk_free, shard_bytes
 from sglang_capture.commands._model import read_spec
-from sglang_capture.commands._output import human_bytes, lines_with_progress, print_facts, print_json, say
+from sglang_capture.commands._output import human_bytes, print_facts, print_json, rows_with_bar, say
 from sglang_capture.drafts.plan import Plan, plan_for
 from sglang_capture.drafts.releases import NEWEST
 from sglang_capture.errors import UsageError
-from sglang_capture.prompts import ChatTokenizer, read_jsonl
+from sglang_capture.prompts import ChatTokenizer, open_source
 from sglang_capture.settings import variable
 
 
@@ -24,7 +24,7 @@ class PlanOptions:
 
     draft: str
     model: str
-    file: Path | None
+    file: str | None
     samples: int | None
     tokens_per_sample: int | None
     trainer: str | None
@@ -61,7 +61,8 @@ def _tokens(options: PlanOptions) -> int | None:
         if options.samples or options.tokens_per_sample:
             raise UsageError("give --file, or --samples with --tokens-per-sample, and not both")
         tokenizer = ChatTokenizer(options.model, trust_remote_code=options.trust_remote_code)
-        return count_tokens(read_jsonl(lines_with_progress(options.file, "counting")), tokenizer).tokens
+        with rows_with_bar(open_source(options.file), "counting") as rows:
+            return count_tokens(rows, tokenizer).tokens
     if (options.samples is None) != (options.tokens_per_sample is None):
         raise UsageError("--samples and --tokens-per-sample go together: the disk is their product times bytes")
     if options.samples is None or options.tokens_per_sample is None:

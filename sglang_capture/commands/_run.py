@@ -9,26 +9,27 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from sglang_capture.client import ServiceClient
-from sglang_capture.commands._bulk import BulkSender, Fault, RowReader, Tally
+from sglang_capture.commands._bulk import BulkSender, Fault, MaskCount, RowReader, Tally
 from sglang_capture.commands._model import chosen_last_hidden, chosen_layers
 from sglang_capture.commands._output import (
     error_console,
     human_bytes,
-    lines_with_progress,
     plural,
     print_facts,
     print_json,
+    reading_bar,
     say,
+    say_masks,
 )
-from sglang_capture.errors import CaptureError
-from sglang_capture.prompts import ChatTokenizer, read_jsonl
+from sglang_capture.commands._rows import RowOptions
+from sglang_capture.errors import CaptureError, UsageError
+from sglang_capture.prompts import ChatTokenizer, Layout, RowSource
 from sglang_capture.spool import SpoolStatus
 
 _READY_SECONDS = 15.0
@@ -41,7 +42,7 @@ _FAULTS_SHOWN = 20
 class RunOptions:
     """The options of `run`, by the names it documents them under."""
 
-    file: Path
+    rows: RowOptions
     service: str
     api_key: str | None
     layers: str | None
@@ -49,6 +50,8 @@ class RunOptions:
     concurrency: int
     tokenizer: str | None
     trust_remote_code: bool
+    layout: Layout
+    generate: dict[str, Any] | None
     limit: int | None
     patience: float
     as_json: bool
@@ -59,28 +62,44 @@ def run_file(options: RunOptions) -> int:
 
     Raises:
         CaptureError: nothing can be captured: no service, no server, no plugin, no such layers.
+        UsageError: the rows cannot be read, or options contradict each other.
     """
-    rows = sum(1 for line in lines_with_progress(options.file, "reading") if line.strip())
-    total = rows if options.limit is None else min(rows, options.limit)
+    if options.generate is not None and options.tokenizer is not None:
+        raise UsageError(
+            "with --generate the service lays out the conversations: set SGLANG_CAPTURE_TOKENIZER where it runs, "
+            "and leave out --tokenizer"
+        )
+    source = options.rows.open()
+    total = _total(source, options.limit)
     started = time.monotonic()
-    tally = asyncio.run(_capture(options, total))
-    summary = _summary(tally, total, time.monotonic() - started)
+    tally, masks = asyncio.run(_capture(options, source, total))
+    summary = _summary(tally, masks, total, time.monotonic() - started)
     if options.as_json:
         print_json(summary)
     else:
         _print_summary(summary)
-    return 1 if summary["missing"] else 0
+    return 1 if summary["missing"] or summary["stopped"] else 0
 
 
-async def _capture(options: RunOptions, total: int) -> Tally:
+def _total(source: RowSource, limit: int | None) -> int | None:
+    """How many rows will be captured; ``None`` if that is only known at the end."""
+    with reading_bar("reading", source.size) as seen:
+        rows = source.count(seen)
+    return rows if limit is None or rows is None else min(rows, limit)
+
+
+async def _capture(options: RunOptions, source: RowSource, total: int | None) -> tuple[Tally, MaskCount]:
     console = error_console()
     async with ServiceClient(options.service, api_key=options.api_key) as client:
         plugin = await _ready_plugin(client)
         spec = plugin["spec"]
         reader = RowReader(
-            islice(read_jsonl(options.file), options.limit),
+            islice(source.rows(), options.limit),
             lambda: _tokenizer(options, plugin, console),
             spec["vocab_size"],
+            layout=options.layout,
+            column=options.rows.column,
+            generate=options.generate,
         )
         sender = BulkSender(
             client,
@@ -89,12 +108,12 @@ async def _capture(options: RunOptions, total: int) -> Tally:
             patience=options.patience,
             layers=chosen_layers(options.layers, spec["num_layers"]),
             last_hidden=chosen_last_hidden(options.last_hidden),
-            on_fault=_FaultPrinter(options.file, console),
+            on_fault=_FaultPrinter(source, console),
         )
         with _stopped_by_signals(sender), _progress(console) as progress:
             watcher = asyncio.create_task(_watch(sender.tally, total, progress))
             try:
-                return await sender.run()
+                return await sender.run(), reader.masks
             finally:
                 watcher.cancel()
 
@@ -140,15 +159,15 @@ def _tokenizer(options: RunOptions, plugin: dict[str, Any], console: Console) ->
 class _FaultPrinter:
     """Names the first bad rows as they are found; the rest is in the summary's counts."""
 
-    def __init__(self, file: Path, console: Console) -> None:
-        self._file = file
+    def __init__(self, source: RowSource, console: Console) -> None:
+        self._source = source
         self._console = console
         self._shown = 0
 
     def __call__(self, fault: Fault) -> None:
         self._shown += 1
         if self._shown <= _FAULTS_SHOWN:
-            say(f"{self._file}:{fault.line}: {fault.reason}", "wrong", console=self._console)
+            say(f"{self._source.place(fault.line)}: {fault.reason}", "wrong", console=self._console)
         elif self._shown == _FAULTS_SHOWN + 1:
             say("more such rows are only counted; --json lists the first thousand", console=self._console)
 
@@ -184,7 +203,7 @@ def _progress(console: Console) -> Progress:
     )
 
 
-async def _watch(tally: Tally, total: int, progress: Progress) -> None:
+async def _watch(tally: Tally, total: int | None, progress: Progress) -> None:
     task = progress.add_task("", total=total, rate="", note="")
     started = time.monotonic()
     while True:
@@ -199,17 +218,21 @@ async def _watch(tally: Tally, total: int, progress: Progress) -> None:
         await asyncio.sleep(_REFRESH_SECONDS)
 
 
-def _summary(tally: Tally, total: int, seconds: float) -> dict[str, Any]:
-    not_tried = total - tally.settled
+def _summary(tally: Tally, masks: MaskCount, total: int | None, seconds: float) -> dict[str, Any]:
+    """Where it is not known how many rows there are, a run that was not stopped has tried all."""
+    not_tried = 0 if total is None else total - tally.settled
     return {
-        "rows": total,
+        "rows": tally.settled if total is None else total,
         "captured": tally.captured,
         "already_there": tally.reused,
         "duplicates": tally.duplicates,
+        "too_long": tally.too_long,
         "bad_rows": tally.bad_rows,
         "failed": tally.failed,
         "not_tried": not_tried,
         "missing": tally.bad_rows + tally.failed + not_tried,
+        "masks_all_zero": masks.all_zero,
+        "masks_all_one": masks.all_one,
         "tokens": tally.tokens,
         "bytes": tally.bytes,
         "seconds": round(seconds, 3),
@@ -226,6 +249,7 @@ def _print_summary(summary: dict[str, Any]) -> None:
         ("captured", f"{plural(summary['captured'], 'conversation')}: {amount}"),
         ("already there", f"{summary['already_there']:,}"),
         ("duplicates", f"{summary['duplicates']:,}"),
+        ("too long", f"{summary['too_long']:,}"),
         ("bad rows", f"{summary['bad_rows']:,}"),
         ("failed", f"{summary['failed']:,}"),
         ("left", f"{summary['not_tried']:,}"),
@@ -235,10 +259,11 @@ def _print_summary(summary: dict[str, Any]) -> None:
             f"{summary['tokens_per_second']:,.0f} tokens/s",
         ),
     ]
-    optional = {"already there", "duplicates", "bad rows", "failed", "left"}
+    optional = {"already there", "duplicates", "too long", "bad rows", "failed", "left"}
     print_facts((name, value) for name, value in facts if value != "0" or name not in optional)
+    say_masks(summary["masks_all_zero"], summary["masks_all_one"])
     if not summary["rows"]:
-        say("there is no row in the file", "warn")
+        say("there is no row", "warn")
     elif summary["stopped"]:
         say(f"stopped: {summary['stopped']}", "wrong")
         say("The same command goes on from here; what was captured is not captured twice.")

@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
+from sglang_capture.commands._rows import Column, File, RowOptions, Split, Subset
+
 
 def estimate(
-    file: Annotated[Path, typer.Argument(help="JSONL, as `run` takes it.")],
+    file: File,
     model: Annotated[str | None, typer.Option(help="Directory or Hub name of the model.")] = None,
     service: Annotated[
         str | None, typer.Option(help="Address of a side service: take the model, spool and disk that it uses.")
@@ -29,6 +31,9 @@ def estimate(
     sample: Annotated[
         int | None, typer.Option(min=1, help="Tokenize only so many rows, drawn at random, and scale up.")
     ] = None,
+    column: Column = None,
+    split: Split = None,
+    subset: Subset = None,
     spool: Annotated[
         Path | None, typer.Option(envvar="SGLANG_CAPTURE_DIR", help="The spool; by default /dev/shm/sglang_capture.")
     ] = None,
@@ -47,7 +52,7 @@ def estimate(
     from sglang_capture.commands._estimate import EstimateOptions, run_estimate
 
     options = EstimateOptions(
-        file=file,
+        rows=RowOptions(file, column, split, subset),
         model=model,
         service=service,
         layers=layers,

@@ -12,7 +12,7 @@ def plan(
     draft: Annotated[str, typer.Argument(help="The draft: a directory with its config.json, or a Hub name.")],
     model: Annotated[str, typer.Option(help="The target: a directory or a Hub name.")],
     file: Annotated[
-        Path | None, typer.Option(help="JSONL, as `run` takes it: its tokens are counted for the disk.")
+        str | None, typer.Option(help="A file or dataset, as `run` takes it: its tokens are counted for the disk.")
     ] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Without --file: how many samples.")] = None,
     tokens_per_sample: Annotated[

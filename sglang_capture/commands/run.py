@@ -1,15 +1,16 @@
-"""`sglang-capture run`: captures the conversations of a JSONL file, through the side service."""
+"""`sglang-capture run`: captures the conversations of a file or dataset, through the side service."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from sglang_capture.commands._rows import Column, File, MaxLength, OnlyLastTurn, RowOptions, Split, Subset
+
 
 def run(
-    file: Annotated[Path, typer.Argument(help="JSONL: messages, prompt (or text), or input_ids in each row.")],
+    file: File,
     service: Annotated[str, typer.Option(help="Address of the side service.")] = "http://127.0.0.1:30080",
     api_key: Annotated[
         str | None, typer.Option(envvar="SGLANG_CAPTURE_API_KEY", help="The service's key, if it has one.")
@@ -27,6 +28,16 @@ def run(
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Let the tokenizer run code that comes with it.")
     ] = False,
+    column: Column = None,
+    split: Split = None,
+    subset: Subset = None,
+    max_length: MaxLength = None,
+    only_last_turn: OnlyLastTurn = False,
+    generate: Annotated[
+        bool, typer.Option("--generate", help="Have the target write the answers first, and capture those.")
+    ] = False,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="With --generate: most tokens of one answer.")] = 4096,
+    temperature: Annotated[float, typer.Option(min=0, help="With --generate: 0 takes the likeliest token.")] = 1.0,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many rows.")] = None,
     patience: Annotated[
         float,
@@ -36,17 +47,22 @@ def run(
     ] = 900,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
-    """Capture the conversations of a JSONL file.
+    """Capture the conversations of a file, or of a Hugging Face dataset.
 
     Shows progress, tries again what may mend, and can be stopped and started at will: what was captured is not captured
     twice. A bad row is named and costs only itself. Exit code 1 if anything is missing at the end.
 
     Example: sglang-capture run train.jsonl --layers 3,31,59
+
+    Example: sglang-capture run hf:HuggingFaceH4/ultrachat_200k:train_sft --column messages --max-length 4096
+
+    Example: sglang-capture run train.jsonl --generate --temperature 0.7
     """
     from sglang_capture.commands._run import RunOptions, run_file
+    from sglang_capture.prompts import Layout
 
     options = RunOptions(
-        file=file,
+        rows=RowOptions(file, column, split, subset),
         service=service,
         api_key=api_key,
         layers=layers,
@@ -54,6 +70,8 @@ def run(
         concurrency=concurrency,
         tokenizer=tokenizer,
         trust_remote_code=trust_remote_code,
+        layout=Layout(max_length, only_last_turn),
+        generate={"max_new_tokens": max_new_tokens, "temperature": temperature} if generate else None,
         limit=limit,
         patience=patience,
         as_json=as_json,

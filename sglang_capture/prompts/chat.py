@@ -1,9 +1,8 @@
 """A conversation as the model reads it, and which of its tokens the model wrote.
 
 The layout is the model's own chat template. The loss mask marks what an assistant wrote, the token that ends its turn
-included. Templates that mark it themselves (``{% generation %}``) are believed; most do not, and then the turns are
-found by rendering: a turn starts where the conversation before it, with the prompt for an answer, ends. Where neither
-tells, the row is refused: a wrong mask would train a draft on what users say.
+included. Templates that mark it themselves (``{% generation %}``) are believed; most do not, and then
+:mod:`~sglang_capture.prompts.turns` finds it by rendering.
 """
 
 from __future__ import annotations
@@ -11,20 +10,21 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import xxhash
 
 from sglang_capture.errors import CaptureError
 from sglang_capture.prompts.errors import RowError
+from sglang_capture.prompts.messages import Message
+from sglang_capture.prompts.turns import Span, TurnMarks, common_prefix, find_turns, turn_marks, undetermined
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
-Message = dict[str, Any]
-Span = tuple[int, int]
-"""First character, and the one after the last."""
+_MASK_RULES = {True: "generation-tags/1", False: "turns-by-rendering/1"}
+"""How masks are made, by whether the template marks what it generates; the number grows when a rule changes."""
 
 
 class ChatTokenizer:
@@ -49,11 +49,16 @@ class ChatTokenizer:
         """
         _ = self._tokenizer
 
-    def encode_messages(self, messages: Sequence[Message]) -> tuple[list[int], list[int] | None]:
+    def encode_messages(
+        self, messages: Sequence[Message], *, tools: list[Any] | None = None
+    ) -> tuple[list[int], list[int] | None]:
         """The ids of a conversation, and 1 for each that an assistant wrote (``None`` if no assistant speaks).
 
         A conversation that does not end with an assistant's turn gets the prompt for one appended, as the engine's
         chat route would do.
+
+        Args:
+            tools: what the model is told of, handed to the template as they are.
 
         Raises:
             RowError: the template refuses the conversation, or it cannot be told which tokens an assistant wrote.
@@ -61,20 +66,62 @@ class ChatTokenizer:
         """
         ask = messages[-1]["role"] != "assistant"
         if all(message["role"] != "assistant" for message in messages):
-            return self._encode(self._render(messages, ask)), None
+            return self.encode(self.render(messages, ask=ask, tools=tools)), None
         if self._marks_generation:
-            return self._encode_marked(messages, ask)
-        text = self._render(messages, ask)
-        spans = self._turns(messages, text)
+            return self._encode_marked(messages, ask, tools)
+        text = self.render(messages, ask=ask, tools=tools)
+        spans = find_turns(messages, text, lambda some, ask: self.render(some, ask=ask, tools=tools), self._turn_marks)
         return self._encode_spans(text, spans)
 
-    def count_text(self, text: str) -> int:
-        """How many tokens the engine makes of plain text, special tokens included.
+    def render(self, messages: Sequence[Message], *, ask: bool, tools: list[Any] | None = None) -> str:
+        """The conversation as text; with ``ask`` it ends with the prompt for an answer. Raises as encode_messages."""
+        try:
+            return cast(
+                str,
+                self._tokenizer.apply_chat_template(
+                    list(messages),
+                    tools=tools,
+                    chat_template=self._template,
+                    tokenize=False,
+                    add_generation_prompt=ask,
+                ),
+            )
+        except CaptureError:
+            raise
+        except Exception as error:  # a template is a program: it raises what it likes
+            raise RowError(f"the chat template refuses these messages: {_first_line(error)}") from error
 
-        Raises:
-            CaptureError: as :meth:`load`.
-        """
-        return len(self._tokenizer(text)["input_ids"])
+    def encode(self, text: str) -> list[int]:
+        """The ids of rendered text, which brings its own special tokens: a second ``<bos>`` would shift every row."""
+        return cast("list[int]", self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def encode_text(self, text: str) -> list[int]:
+        """The ids that the engine makes of plain text, special tokens included. Raises CaptureError as :meth:`load`."""
+        return cast("list[int]", self._tokenizer(text)["input_ids"])
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, special tokens included, as a template or a reader shall see it."""
+        plainly = {"clean_up_tokenization_spaces": False, "spaces_between_special_tokens": False}
+        return cast(str, self._tokenizer.decode(ids, skip_special_tokens=False, **plainly))
+
+    @cached_property
+    def digest(self) -> str:
+        """xxh3-128 of the vocabulary and, where it is the ``tokenizers`` library's, of all its rules."""
+        if self._tokenizer.is_fast:
+            content = self._tokenizer.backend_tokenizer.to_str()
+        else:
+            content = repr(sorted(self._tokenizer.get_vocab().items()))
+        return xxhash.xxh3_128_hexdigest(content.encode("utf-8", "surrogatepass"))
+
+    @cached_property
+    def template_digest(self) -> str:
+        """xxh3-128 of the chat template's text. Raises CaptureError: there is none."""
+        return xxhash.xxh3_128_hexdigest(self._template.encode())
+
+    @property
+    def mask_rule(self) -> str:
+        """How :meth:`encode_messages` makes masks, with the number of the rule's revision."""
+        return _MASK_RULES[self._marks_generation]
 
     @cached_property
     def _tokenizer(self) -> Any:
@@ -113,35 +160,16 @@ class ChatTokenizer:
         return _GENERATION.search(self._template) is not None and bool(self._tokenizer.is_fast)
 
     @cached_property
-    def _turn_end(self) -> str:
-        """What the template puts behind an answer (``<|im_end|>``): what two renderings with other answers share."""
-        question = {"role": "user", "content": "a"}
-        first, second = (
-            self._render([question, {"role": "assistant", "content": answer}], False) for answer in ("b", "c")
-        )
-        return first[len(first) - _common_prefix(first[::-1], second[::-1]) :]
+    def _turn_marks(self) -> TurnMarks:
+        return turn_marks(lambda messages, ask: self.render(messages, ask=ask))
 
-    def _render(self, messages: Sequence[Message], ask: bool) -> str:
-        try:
-            return cast(
-                str,
-                self._tokenizer.apply_chat_template(
-                    list(messages), chat_template=self._template, tokenize=False, add_generation_prompt=ask
-                ),
-            )
-        except CaptureError:
-            raise
-        except Exception as error:  # a template is a program: it raises what it likes
-            raise RowError(f"the chat template refuses these messages: {_first_line(error)}") from error
-
-    def _encode(self, text: str) -> list[int]:
-        """The ids of rendered text, which brings its own special tokens: a second ``<bos>`` would shift every row."""
-        return cast("list[int]", self._tokenizer(text, add_special_tokens=False)["input_ids"])
-
-    def _encode_marked(self, messages: Sequence[Message], ask: bool) -> tuple[list[int], list[int]]:
+    def _encode_marked(
+        self, messages: Sequence[Message], ask: bool, tools: list[Any] | None
+    ) -> tuple[list[int], list[int]]:
         try:
             encoding = self._tokenizer.apply_chat_template(
                 list(messages),
+                tools=tools,
                 chat_template=self._template,
                 add_generation_prompt=ask,
                 return_dict=True,
@@ -151,32 +179,8 @@ class ChatTokenizer:
             raise RowError(f"the chat template refuses these messages: {_first_line(error)}") from error
         mask = [int(entry) for entry in encoding["assistant_masks"]]
         if not any(mask):
-            raise _undetermined(None)
+            raise undetermined(None)
         return list(encoding["input_ids"]), mask
-
-    def _turns(self, messages: Sequence[Message], text: str) -> list[Span]:
-        """Where in the rendered ``text`` each assistant's turn stands, its end token included."""
-        spans: list[Span] = []
-        for position, message in enumerate(messages):
-            if message["role"] != "assistant":
-                continue
-            before = self._render(messages[:position], True) if position else None
-            if before is None or not text.startswith(before):
-                raise _undetermined(position)
-            spans.append((len(before), self._turn_stop(messages, position, text, len(before))))
-        if any(stop > start for (_, stop), (start, _) in pairwise(spans)):
-            raise _undetermined(None)
-        return spans
-
-    def _turn_stop(self, messages: Sequence[Message], position: int, text: str, start: int) -> int:
-        """A template may lay out the last turn differently from earlier ones; then the end token is looked for."""
-        through = self._render(messages[: position + 1], False)
-        if text.startswith(through) and len(through) > start:
-            return len(through)
-        found = text.find(self._turn_end, start) if self._turn_end.strip() else -1
-        if found < 0:
-            raise _undetermined(position)
-        return found + len(self._turn_end)
 
     def _encode_spans(self, text: str, spans: list[Span]) -> tuple[list[int], list[int]]:
         """The ids of ``text``, and 1 for each whose characters are (in part) inside a span."""
@@ -191,25 +195,12 @@ class ChatTokenizer:
 
     def _encode_spans_by_prefix(self, text: str, spans: list[Span]) -> tuple[list[int], list[int]]:
         """A tokenizer in Python does not tell characters: count the tokens that the text up to a place shares."""
-        ids = self._encode(text)
+        ids = self.encode(text)
         mask = [0] * len(ids)
         for start, stop in spans:
-            first, last = (_common_prefix(ids, self._encode(text[:place])) for place in (start, stop))
+            first, last = (common_prefix(ids, self.encode(text[:place])) for place in (start, stop))
             mask[first:last] = [1] * (last - first)
         return ids, mask
-
-
-def _common_prefix(first: Sequence[Any], second: Sequence[Any]) -> int:
-    length = min(len(first), len(second))
-    return next((i for i in range(length) if first[i] != second[i]), length)
-
-
-def _undetermined(position: int | None) -> RowError:
-    where = "the assistants' turns" if position is None else f"message {position + 1}, an assistant's turn,"
-    return RowError(
-        f"{where} cannot be found in what the chat template makes of the conversation, so there is no loss mask; "
-        "use a template with {% generation %} around the assistant's text, or send input_ids with a loss_mask"
-    )
 
 
 def _first_line(error: BaseException) -> str:

@@ -7,3 +7,7 @@ from sglang_capture.errors import CaptureError
 
 class RowError(CaptureError):
     """A row that cannot be captured; the others are not affected."""
+
+
+class TooLong(RowError):  # noqa: N818
+    """A row that cannot be cut to the length that was asked for: it is left out, as was asked."""

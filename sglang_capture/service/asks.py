@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,10 +14,12 @@ from sglang_capture.catalog import CaptureRow, origin, pack_mask
 from sglang_capture.dump import reserved_bytes
 from sglang_capture.errors import CaptureError
 from sglang_capture.layers import LayerError, canonical_layers
-from sglang_capture.prompts import ChatTokenizer, Prompt, RowError, check_vocabulary, parse_row
-from sglang_capture.service.monitor import SpoolMonitor
+from sglang_capture.prompts import Prompt, RowError, TooLong, canonical, check_vocabulary, parse_row
+from sglang_capture.prompts.rows import content_id, identity, parse_ids
+from sglang_capture.service.author import Assignment
+from sglang_capture.service.options import LayoutOptions
 from sglang_capture.service.problems import ProblemError
-from sglang_capture.service.settings import ServiceSettings
+from sglang_capture.service.tokenizers import Tokenizers
 from sglang_capture.spec import CaptureSpec, LastHidden, SpecError
 from sglang_capture.spool import PROBE_PREFIX, SpoolStatus, is_probe
 
@@ -36,6 +37,8 @@ class Ask:
     prompt: Prompt
     layers: tuple[int, ...] | None = None
     last_hidden: LastHidden | None = None
+    assignment: Assignment | None = None
+    """The answers that the target writes first; with them, the prompt's digest is that of the request."""
 
     @property
     def capture_id(self) -> str:
@@ -44,6 +47,8 @@ class Ask:
     @property
     def digest(self) -> str:
         """What the record keeps to know the same request again: of what is sent, and of the loss mask."""
+        if self.assignment is not None:
+            return self.prompt.digest
         mask = b"" if self.loss_mask is None else self.loss_mask
         return xxhash.xxh3_128_hexdigest(self.prompt.digest.encode() + mask)
 
@@ -91,20 +96,22 @@ class Ask:
             return row.request_digest == self.digest
         if self.is_tokenized and row.sent is not None and row.sent != self.sent:
             return False
-        return self.loss_mask is None and row.id.startswith(_content_id(self.prompt))
+        return self.loss_mask is None and row.id.startswith(content_id(self.prompt.digest))
 
 
 class AskReader:
-    """Turns requests and JSONL rows into asks, with the tokenizer of the server's model. Blocks; safe for threads."""
+    """Turns requests and rows into asks, with the tokenizer of the server's model. Blocks; safe for threads."""
 
-    def __init__(self, settings: ServiceSettings, monitor: SpoolMonitor):
-        self._settings = settings
-        self._monitor = monitor
-        self._lock = threading.Lock()
-        self._tokenizer: ChatTokenizer | None = None
+    def __init__(self, tokenizers: Tokenizers):
+        self._tokenizers = tokenizers
 
     def read(
-        self, row: Mapping[str, Any], *, layers: list[int] | None = None, last_hidden: LastHidden | None = None
+        self,
+        row: Mapping[str, Any],
+        options: LayoutOptions,
+        *,
+        layers: list[int] | None = None,
+        last_hidden: LastHidden | None = None,
     ) -> Ask:
         """The ask of one row.
 
@@ -112,13 +119,15 @@ class AskReader:
         the same rows may be captured with several sets of layers.
 
         Raises:
-            ProblemError: the row or the layers cannot be used, or ``messages`` come and there is no tokenizer.
+            ProblemError: the row or the layers cannot be used, or a conversation comes and there is no tokenizer.
         """
         try:
             chosen = None if layers is None else canonical_layers(layers)
-            prompt = self._parse(row)
+            prompt, assignment = self._parse(row, options)
         except LayerError as error:
             raise ProblemError("invalid-request", str(error)) from error
+        except TooLong as error:
+            raise ProblemError("too-long", str(error)) from error
         except RowError as error:
             raise ProblemError("invalid-row", str(error)) from error
         except CaptureError as error:
@@ -127,25 +136,30 @@ class AskReader:
         if not prompt.named and (chosen is not None or last_hidden is not None):
             asked = xxhash.xxh3_64_hexdigest(repr((chosen, last_hidden)).encode())[:8]
             prompt = replace(prompt, capture_id=f"{prompt.capture_id}-{asked}")
-        return Ask(prompt, chosen, last_hidden)
+        return Ask(prompt, chosen, last_hidden, assignment)
 
-    def _parse(self, row: Mapping[str, Any]) -> Prompt:
-        if row.get("messages") is None:
-            return parse_row(row, None)
-        with self._lock:
-            return parse_row(row, self._tokenizer_now())
+    def _parse(self, row: Mapping[str, Any], options: LayoutOptions) -> tuple[Prompt, Assignment | None]:
+        content, layout = canonical(row), options.layout()
+        if options.generate is not None:
+            return _unwritten(content, Assignment(content, options.generate, layout))
+        if "messages" in content or ("text" in content and layout.max_length is not None):
+            return self._tokenizers.with_tokenizer(lambda tokenizer: parse_row(content, tokenizer, layout)), None
+        return parse_row(content, None, layout), None
 
-    def _tokenizer_now(self) -> ChatTokenizer:
-        status = self._monitor.status
-        path = self._settings.tokenizer or (status and (status.tokenizer_path or status.model_path))
-        if not path:
-            raise CaptureError(
-                "messages need the model's tokenizer, and no server has named one yet: start SGLang with the plugin, "
-                "or set SGLANG_CAPTURE_TOKENIZER"
-            )
-        if self._tokenizer is None or self._tokenizer.path != path:
-            self._tokenizer = ChatTokenizer(path, trust_remote_code=self._settings.trust_remote_code)
-        return self._tokenizer
+
+def _unwritten(content: Mapping[str, Any], assignment: Assignment) -> tuple[Prompt, Assignment]:
+    """The prompt of answers that are yet to be written, named after what is asked for."""
+    if "loss_mask" in content:
+        raise RowError(
+            "a loss_mask says that the answers are there; to have them written, send the question's ids alone"
+        )
+    if "input_ids" in content:
+        parse_ids(content["input_ids"])
+    capture_id, metadata = identity(content)
+    asked = {key: value for key, value in content.items() if key in ("messages", "tools", "text", "input_ids")}
+    wish = [asked, assignment.options.model_dump(), assignment.layout.max_length, assignment.layout.only_last_turn]
+    digest = xxhash.xxh3_128_hexdigest(b"generate" + json.dumps(wish, sort_keys=True, default=str).encode())
+    return Prompt(capture_id or content_id(digest), None, None, None, metadata, digest), assignment
 
 
 def _check_free(capture_id: str) -> None:
@@ -172,7 +186,3 @@ def expected_spec(status: SpoolStatus, layers: tuple[int, ...] | None, last_hidd
         )
     except (LayerError, SpecError) as error:
         raise ProblemError("invalid-request", str(error)) from error
-
-
-def _content_id(prompt: Prompt) -> str:
-    return f"r-{prompt.digest}"

@@ -16,6 +16,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from sglang_capture.catalog import Catalog
 from sglang_capture.errors import CaptureError
 from sglang_capture.service.asks import AskReader
+from sglang_capture.service.author import Author
 from sglang_capture.service.background import Background
 from sglang_capture.service.budget import SpoolBudget
 from sglang_capture.service.datasets import Datasets
@@ -28,6 +29,7 @@ from sglang_capture.service.monitor import SpoolMonitor
 from sglang_capture.service.packer import Packer
 from sglang_capture.service.sender import Sender
 from sglang_capture.service.settings import ServiceSettings
+from sglang_capture.service.tokenizers import Tokenizers
 
 VERSION = importlib.metadata.version("sglang-capture")
 
@@ -57,13 +59,15 @@ class Service:
         arrivals = Arrivals()
         self.indexer = Indexer(settings.dir, self.catalog, self.datasets, arrivals, self.metrics)
         self.engine = Engine(settings, self.monitor)
-        self.reader = AskReader(settings, self.monitor)
+        tokenizers = Tokenizers(settings, self.monitor)
+        self.reader = AskReader(tokenizers)
         self.sender = Sender(
             settings,
             self.catalog,
             self.monitor,
             self.budget,
             self.engine,
+            Author(self.engine, tokenizers),
             self.indexer,
             arrivals,
             self.metrics,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from sglang_capture.client import EngineError, SGLangClient
+from sglang_capture.client import EngineError, ServerInfo, SGLangClient
 from sglang_capture.service.models import EngineHealth
 from sglang_capture.service.monitor import SpoolMonitor
 from sglang_capture.service.settings import ServiceSettings
@@ -13,6 +13,7 @@ from sglang_capture.service.settings import ServiceSettings
 _PROBE_SECONDS = 3.0
 _PROBE_AGE_SECONDS = 5.0
 _PATIENCE_SECONDS = 0.3
+_INFO_AGE_SECONDS = 60.0
 
 
 class Engine:
@@ -26,6 +27,7 @@ class Engine:
         self._health: EngineHealth | None = None
         self._probe: asyncio.Task[EngineHealth] | None = None
         self._probe_at = 0.0
+        self._info: tuple[SGLangClient, ServerInfo, float] | None = None
 
     @property
     def url(self) -> str:
@@ -44,6 +46,13 @@ class Engine:
                 api_key=key.get_secret_value() if key else None,
             )
         return self._client
+
+    async def longest_prompt(self) -> int | None:
+        """A prompt must have fewer tokens than this; asked once a minute. Raises EngineError: the server is away."""
+        client, now = self.client(), time.monotonic()
+        if self._info is None or self._info[0] is not client or now - self._info[2] > _INFO_AGE_SECONDS:
+            self._info = (client, await client.server_info(), now)
+        return self._info[1].longest_prompt
 
     async def health(self) -> EngineHealth:
         """Whether the server answers: asked every few seconds at most, and not waited for long once that is known."""

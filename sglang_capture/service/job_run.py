@@ -139,7 +139,7 @@ class JobRun:
                 if isinstance(row, RowError):
                     raise ProblemError("invalid-row", str(row))
                 options = self._options
-                yield line, self._reader.read(row, layers=options.layers, last_hidden=options.last_hidden)
+                yield line, self._reader.read(row, options, layers=options.layers, last_hidden=options.last_hidden)
             except ProblemError as problem:
                 yield line, problem
 

@@ -12,6 +12,7 @@ from sglang_capture.catalog.tables import CaptureState, FailureKind, JobState
 from sglang_capture.export.options import ExportOptions
 from sglang_capture.mark import CAPTURE_ID
 from sglang_capture.nesting import cut, too_deep
+from sglang_capture.service.options import LayoutOptions
 from sglang_capture.spec import CaptureSpec, LastHidden
 from sglang_capture.spool import SpoolStatus
 
@@ -27,7 +28,7 @@ CaptureId = Annotated[
 Item = TypeVar("Item")
 
 
-class CaptureRequest(BaseModel):
+class CaptureRequest(LayoutOptions):
     """One prompt to capture, as exactly one of `text`, `messages` and `input_ids`."""
 
     model_config = ConfigDict(extra="forbid")
@@ -36,6 +37,7 @@ class CaptureRequest(BaseModel):
     messages: list[dict[str, Any]] | None = Field(
         default=None, description="a conversation; laid out with the model's chat template"
     )
+    tools: list[Any] | None = Field(default=None, description="with `messages`: what the chat template is told of")
     input_ids: list[int] | None = Field(default=None, description="token ids, as the engine shall run them")
     capture_id: CaptureId | None = Field(
         default=None, description="names the capture; unset: made from the content (and from layers and last_hidden)"
@@ -51,7 +53,7 @@ class CaptureRequest(BaseModel):
 
     def row(self) -> dict[str, Any]:
         """The request as a row of a JSONL file."""
-        return self.model_dump(exclude={"layers", "last_hidden"}, exclude_none=True)
+        return self.model_dump(exclude={"layers", "last_hidden", *LayoutOptions.model_fields}, exclude_none=True)
 
 
 class CaptureFailure(BaseModel):
@@ -172,10 +174,8 @@ class PackAnswer(BaseModel):
     samples: int
 
 
-class JobOptions(BaseModel):
+class JobOptions(LayoutOptions):
     """How the rows of a job are captured."""
-
-    model_config = ConfigDict(extra="forbid")
 
     layers: list[int] | None = Field(default=None, description="hidden-state indices; unset: as the server is set")
     last_hidden: LastHidden | None = Field(default=None, description="unset: as the server is set")

@@ -51,6 +51,7 @@ KINDS: Final[dict[str, Kind]] = {
     "unsupported-media-type": Kind(415, "The body is of another kind than this route takes"),
     "invalid-request": Kind(422, "The request is malformed"),
     "invalid-row": Kind(422, "The prompt cannot be used"),
+    "too-long": Kind(422, "The prompt has more tokens than were asked for"),
     "capture-refused": Kind(422, "The capture was refused"),
     "export-refused": Kind(422, "The export cannot be done"),
     "no-tokenizer": Kind(422, "Messages cannot be laid out"),

@@ -1,7 +1,8 @@
 """One capture, from the request to its record.
 
 A capture is under way once at most: whoever asks for the same while it is, waits with the first. What is there already
-is not made again. The record is written before the request is sent, so that whatever happens afterwards is found.
+is not made again, nor are its answers written again. The record is written before the request is sent, so that whatever
+happens afterwards is found.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fastapi.concurrency import run_in_threadpool
 
@@ -17,7 +18,9 @@ from sglang_capture import spool
 from sglang_capture.catalog import CaptureRow, Catalog, FailureFacts, origin
 from sglang_capture.catalog.tables import FailureKind
 from sglang_capture.client import EngineError, EngineUnreachable
+from sglang_capture.prompts import Prompt
 from sglang_capture.service.asks import Ask
+from sglang_capture.service.author import Assignment, Author
 from sglang_capture.service.background import wait_briefly
 from sglang_capture.service.budget import SpoolBudget
 from sglang_capture.service.engine import Engine
@@ -31,6 +34,8 @@ from sglang_capture.spec import CaptureSpec
 _ATTEMPTS = 6
 _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 8.0
+_WRITTEN_KEPT = 256
+"""Most conversations that were written and could not be captured (the spool is full, say), kept for another try."""
 _LOOK_SECONDS = 0.25
 """How long to wait for an event before looking into the spool all the same."""
 
@@ -62,6 +67,7 @@ class Sender:
         monitor: SpoolMonitor,
         budget: SpoolBudget,
         engine: Engine,
+        author: Author,
         indexer: Indexer,
         arrivals: Arrivals,
         metrics: Metrics,
@@ -71,10 +77,12 @@ class Sender:
         self._monitor = monitor
         self._budget = budget
         self._engine = engine
+        self._author = author
         self._indexer = indexer
         self._arrivals = arrivals
         self._metrics = metrics
         self._flights: dict[str, _Flight] = {}
+        self._written: dict[str, Prompt] = {}
 
     @property
     def in_flight(self) -> int:
@@ -147,6 +155,23 @@ class Sender:
         return there.differences(there.model_copy(update={k: v for k, v in wanted.items() if v is not None}))
 
     async def _fly(self, ask: Ask, spec: CaptureSpec) -> Captured:
+        if ask.assignment is not None:
+            return await self._fly_written(ask, ask.assignment, spec)
+        return await self._fly_as_it_is(ask, spec)
+
+    async def _fly_written(self, ask: Ask, assignment: Assignment, spec: CaptureSpec) -> Captured:
+        """What was written stays for the next try of the same request, until it is captured."""
+        prompt = self._written.pop(ask.digest, None)
+        if prompt is None:
+            prompt = await self._author.write(ask.prompt, assignment, spec.vocab_size)
+        try:
+            return await self._fly_as_it_is(replace(ask, prompt=prompt), spec)
+        except BaseException:
+            if len(self._written) < _WRITTEN_KEPT:
+                self._written[ask.digest] = prompt
+            raise
+
+    async def _fly_as_it_is(self, ask: Ask, spec: CaptureSpec) -> Captured:
         pause = _FIRST_PAUSE_SECONDS
         for attempt in range(1, _ATTEMPTS + 1):
             size, patience = ask.most_bytes(spec), self._settings.hold_seconds

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_field
@@ -49,6 +50,9 @@ class ShardEntry(BaseModel):
     samples: int = Field(gt=0)
     tokens: int = Field(gt=0)
     xxh3_64: str = Field(pattern=r"^[0-9a-f]{16}$", description="of the whole file")
+    prompt_lineages: tuple[dict[str, Any], ...] = Field(
+        default=(), description="the different `prompt_lineage` of its samples: what made their ids and masks"
+    )
 
 
 class Manifest(BaseModel):
@@ -78,6 +82,12 @@ class Manifest(BaseModel):
     @property
     def bytes(self) -> int:
         return sum(shard.bytes for shard in self.shards)
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def prompt_lineages(self) -> tuple[dict[str, Any], ...]:
+        """The different ones of all shards: more than one tell of a template that changed on the way."""
+        return distinct(lineage for shard in self.shards for lineage in shard.prompt_lineages)
 
     @classmethod
     def new(cls, spec: CaptureSpec) -> Manifest:
@@ -130,6 +140,11 @@ def write_manifest(dataset: Path, manifest: Manifest) -> None:
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def distinct(lineages: Iterable[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
+    """Each lineage once, in the order of their first appearance."""
+    return tuple({json.dumps(lineage, sort_keys=True): lineage for lineage in lineages}.values())
 
 
 def sync_directory(directory: Path) -> None:

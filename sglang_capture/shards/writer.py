@@ -30,12 +30,13 @@ from sglang_capture.shards.manifest import (
     Manifest,
     ShardEntry,
     SpecMismatch,
+    distinct,
     read_manifest,
     sync_directory,
     write_manifest,
 )
 from sglang_capture.shards.sample import Sample, SampleError, check_sample
-from sglang_capture.spec import CaptureSpec
+from sglang_capture.spec import PROMPT_LINEAGE, CaptureSpec
 
 LOCK_NAME: Final = ".lock"
 _CHUNK: Final = 256 << 10
@@ -103,7 +104,11 @@ class DatasetWriter:
             _check_written(temporary, spec, batch, tokens)
             temporary.rename(path)
             sync_directory(self.directory)
-            entry = ShardEntry(file=name, bytes=size, samples=len(batch), tokens=tokens, xxh3_64=digest)
+            found = (sample.metadata.get(PROMPT_LINEAGE) for sample in batch)
+            lineages = distinct(lineage for lineage in found if isinstance(lineage, dict))
+            entry = ShardEntry(
+                file=name, bytes=size, samples=len(batch), tokens=tokens, xxh3_64=digest, prompt_lineages=lineages
+            )
             manifest = self.manifest.with_shard(entry)
             write_manifest(self.directory, manifest)
         except BaseException as error:

@@ -42,6 +42,16 @@ class Generate:
         return len(self.input_ids) if self.input_ids is not None else len((self.text or "").split())
 
 
+Write = Callable[[list[int]], dict[str, Any]]
+"""What to write behind ids when nothing is to be captured: the answer of ``/generate``."""
+
+
+def written(ids: list[int], reason: str = "stop") -> dict[str, Any]:
+    """The answer of ``/generate`` as SGLang gives it; one that came to its end has the end's id as its last."""
+    finish = {"type": "stop", "matched": ids[-1]} if reason == "stop" else {"type": reason, "length": len(ids)}
+    return {"text": "", "output_ids": ids, "meta_info": {"finish_reason": finish}}
+
+
 Behaviour = Callable[["StandInServer", Generate], int]
 """What to do with a request; returns the HTTP status of the answer."""
 
@@ -102,9 +112,13 @@ class StandInServer:
         self.spool = directory
         self.quota = quota
         self.free: int | None = None
+        self.longest_prompt: int | None = None
         self.status_changes: dict[str, Any] = {}
         self.behaviour: Behaviour = publish
         self.requests: list[Generate] = []
+        self.write: Write = lambda ids: written([ids[-1] + 1, 1])
+        self.prompts: list[tuple[list[int], dict[str, Any]]] = []
+        """What answers were written to, each with its sampling parameters."""
         self._lock = threading.Lock()
         self._status_lock = threading.Lock()
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
@@ -161,6 +175,11 @@ class StandInServer:
             self.requests.append(request)
         return self.behaviour(self, request)
 
+    def go_on(self, body: dict[str, Any]) -> dict[str, Any]:
+        with self._lock:
+            self.prompts.append((body["input_ids"], body["sampling_params"]))
+        return self.write(body["input_ids"])
+
     def stop_status(self) -> None:
         """As when the server dies: the status grows old."""
         self._stopped.set()
@@ -184,10 +203,14 @@ def _handler(server: StandInServer) -> type[BaseHTTPRequestHandler]:
 
         def do_GET(self) -> None:
             port = server._http.server_address[1]
-            self._answer(200, {"model_path": "m", "tokenizer_path": "m", "version": "0.5.23", "port": port})
+            info = {"model_path": "m", "tokenizer_path": "m", "version": "0.5.23", "port": port}
+            self._answer(200, {**info, "max_req_input_len": server.longest_prompt})
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if "custom_params" not in body["sampling_params"]:
+                self._answer(200, server.go_on(body))
+                return
             status = server.generate(body)
             self._answer(status, {"text": "", "meta_info": {}} if status == 200 else {"error": {"message": "no"}})
 

@@ -73,7 +73,14 @@ def test_bad_rows_cost_their_line_only(service: httpx.Client) -> None:
         headers={"Content-Type": "application/x-ndjson"},
         params={"layers": "2,30,58", "last_hidden": "none", "concurrency": 2},
     )
-    assert answer.json()["options"] == {"layers": [2, 30, 58], "last_hidden": "none", "concurrency": 2}
+    assert answer.json()["options"] == {
+        "layers": [2, 30, 58],
+        "last_hidden": "none",
+        "concurrency": 2,
+        "max_length": None,
+        "only_last_turn": False,
+        "generate": None,
+    }
     job = ended(service, answer.json()["id"])
     assert counts(job) == {"state": "done", "rows": 7, "done": 7, "captured": 3, "reused": 0, "failed": 4}
     assert {error["line"]: error["capture_id"] for error in job["errors"]} == {2: None, 5: None, 6: "d", 7: None}

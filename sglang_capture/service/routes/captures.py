@@ -31,6 +31,7 @@ router = APIRouter(tags=["captures"])
             "too-large",
             "invalid-request",
             "invalid-row",
+            "too-long",
             "capture-refused",
             "no-tokenizer",
             "capture-failed",
@@ -51,7 +52,7 @@ async def make_capture(
     already is answered at once; the same id with other content is a conflict.
     """
     ask = await run_in_threadpool(
-        service.reader.read, request.row(), layers=request.layers, last_hidden=request.last_hidden
+        service.reader.read, request.row(), request, layers=request.layers, last_hidden=request.last_hidden
     )
     captured = await service.sender.capture(ask)
     response.headers["Capture-Reused"] = str(captured.reused).lower()

@@ -40,7 +40,14 @@ JOB: dict[str, Any] = {
     "problem": "",
     "waiting": "",
     "source": "/data/train.jsonl",
-    "options": {"layers": None, "last_hidden": None, "concurrency": 32},
+    "options": {
+        "layers": None,
+        "last_hidden": None,
+        "concurrency": 32,
+        "max_length": None,
+        "only_last_turn": False,
+        "generate": None,
+    },
     "rows": 120000,
     "done": 4200,
     "captured": 4100,
@@ -65,6 +72,13 @@ REQUESTS: dict[str, Any] = {
                 {"role": "assistant", "content": "Paris."},
             ],
             "metadata": {"source": "sharegpt"},
+        },
+    },
+    "generate": {
+        "summary": "a question that the target answers first",
+        "value": {
+            "messages": [{"role": "user", "content": "What is the capital of France?"}],
+            "generate": {"max_new_tokens": 512, "temperature": 0.7},
         },
     },
     "input_ids": {

@@ -18,6 +18,7 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from sglang_capture.layers import LayerError, parse_layers
 from sglang_capture.service.core import Service
 from sglang_capture.service.models import JobOptions, JobRecord, JobRequest, Page
+from sglang_capture.service.options import GenerateOptions
 from sglang_capture.service.problems import ProblemError, problem_responses
 from sglang_capture.service.routes.deps import Cursor, Limit, ServiceDep
 from sglang_capture.service.routes.examples import JOB, answer, page
@@ -65,16 +66,28 @@ async def start_job(
     layers: Annotated[str | None, Query(description="for an upload: hidden-state indices, like `3,31,59`")] = None,
     last_hidden: Annotated[str | None, Query(description="for an upload: none, post, pre or both")] = None,
     concurrency: Annotated[int | None, Query(description="for an upload: most captures in flight")] = None,
+    max_length: Annotated[int | None, Query(description="for an upload: most tokens of a conversation")] = None,
+    only_last_turn: Annotated[bool | None, Query(description="for an upload: supervise only the last answer")] = None,
+    generate: Annotated[
+        str | None, Query(description='for an upload: as JSON, like `{"max_new_tokens": 512, "temperature": 0}`')
+    ] = None,
 ) -> JobRecord:
     """Starts a job on the rows of a JSONL: as JSON (`rows` or `path`), or uploaded as `application/x-ndjson`.
 
-    A row has exactly one of `messages`, `prompt` (or `text`) and `input_ids`, and may have `id`, `loss_mask` and
-    `metadata`. A bad row becomes an error of the job, with its line number; the others go on. Jobs survive a restart
-    of the service, and do nothing twice.
+    A row has exactly one of `messages`, `conversations`, `instruction`, `prompt` (or `text`) and `input_ids`, and may
+    have `id`, `loss_mask` and `metadata`. A bad row becomes an error of the job, with its line number; the others go
+    on. Jobs survive a restart of the service, and do nothing twice.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind in JSON_LINES:
-        given = {"layers": _layers(layers), "last_hidden": last_hidden, "concurrency": concurrency}
+        given = {
+            "layers": _layers(layers),
+            "last_hidden": last_hidden,
+            "concurrency": concurrency,
+            "max_length": max_length,
+            "only_last_turn": only_last_turn,
+            "generate": None if generate is None else _checked(GenerateOptions.model_validate_json, generate),
+        }
         options = _checked(JobOptions.model_validate, {k: v for k, v in given.items() if v is not None})
         return await service.jobs.create("upload", request.stream(), options)
     if kind != "application/json":

@@ -3,7 +3,17 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-fast test-versions check bench lock clean
+# The trainers' own environments, for `make test-trainers`: about 2 GB each, and Python 3.11 or later.
+TRAINERS ?= specforge speculators modelopt angelslim eagle automodel
+# Where the trainers that are no packages are cloned from: a directory with Tencent/AngelSlim and so on does as well.
+export TRAINER_SOURCES ?= https://github.com
+SOURCE_modelopt := NVIDIA/Model-Optimizer@a2fbac7bad8ab446d3f8783dadb0c3366eb0ad73
+SOURCE_angelslim := Tencent/AngelSlim@67394ce55f6b6cfae702575fbc3c7a05c13fdd74
+SOURCE_eagle := SafeAILab/EAGLE@cb7e0841fe0c206c6ed74a197ad5e2a1f13f5a2b \
+	lightseekorg/TorchSpec@6f21829cd0e333c3b54d9d2706a0b0c8dc10de9d
+REQUIREMENTS := tests/trainers/requirements
+
+.PHONY: demo test test-fast test-versions test-trainers check bench lock clean
 
 demo: $(READY)  ## the main job, end to end, on the real engine
 	$(BIN)/sglang-capture demo
@@ -16,6 +26,9 @@ test-fast: $(READY)  ## the tests that need no engine
 
 test-versions: $(READY)  ## the tests of rows on older releases of SGLang; RELEASES="0.5.20 0.5.22" for some of them
 	$(BIN)/python tests/engine/run_versions.py $(RELEASES)
+
+test-trainers: $(READY) $(TRAINERS:%=.trainers/%/.ready)  ## exports, read and trained on by the trainers themselves
+	OMP_NUM_THREADS=1 TRAINERS="$(TRAINERS)" $(BIN)/python -m pytest -m trainers --durations=0
 
 check: $(READY)  ## style, types, import rules
 	$(BIN)/ruff check .
@@ -33,9 +46,18 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[sglang,transformers,data,export,dev]'
 	touch $(READY)
 
+.SECONDEXPANSION:
+.trainers/%/.ready: $(REQUIREMENTS)/%.txt $$(wildcard $(REQUIREMENTS)/$$*.no-deps.txt)
+	rm -rf .trainers/$*
+	$(PYTHON) -m venv .trainers/$*
+	.trainers/$*/bin/python -m pip install --quiet --no-compile --requirement $<
+	$(if $(word 2,$^),.trainers/$*/bin/python -m pip install --quiet --no-compile --no-deps --requirement $(word 2,$^))
+	tests/trainers/clone.sh .trainers/$*/sources $(SOURCE_$*)
+	touch $@
+
 lock: $(READY)  ## write constraints.txt anew from what is installed
 	$(BIN)/python -m pip freeze --all --exclude-editable --exclude sglang-capture \
 		| sed 's/ @ file:.*//' | sort --ignore-case > constraints.txt
 
 clean:
-	rm -rf .venv demo-out
+	rm -rf .venv .trainers demo-out

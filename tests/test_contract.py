@@ -22,8 +22,9 @@ from sglang_capture_patches.contract import (
     Source,
     needed,
     newest,
-    release,
 )
+
+from sglang_capture.drafts.releases import release
 
 VERSIONS = [f"0.5.{patch}" for patch in range(15, 24)]
 CACHE = Path(__file__).parents[1] / ".wheels"

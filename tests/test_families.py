@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 from documents import DOCS
-from sglang_capture_patches.contract import release
 from sglang_capture_patches.families import FAMILIES, KEYWORDS, Family, family_of
 from test_contract import VERSIONS, source_of
+
+from sglang_capture.drafts.releases import release
 
 NEWEST = VERSIONS[-1]
 EMBEDDINGS = {"embed_tokens", "word_embeddings", "tok_embeddings", "embeddings"}

@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from sglang_capture.drafts.releases import release
 from sglang_capture_patches.contract import (
     FIELDS,
     HOOKED,
@@ -25,7 +26,6 @@ from sglang_capture_patches.contract import (
     Need,
     Source,
     needed,
-    release,
     signature_fault,
 )
 

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from sglang_capture.drafts.releases import release
+
 OLDEST = "0.5.15"
 """Older releases capture wrong values under all-reduce fusion, or lack the layers' capture keyword."""
 
@@ -154,16 +156,6 @@ That SGLang still has each of them is tested; a name that is gone would refuse n
 
 ARGUMENT_SINCE = {"enable_layernorm_sp": "0.5.19"}
 """The first release of an argument that the oldest one lacks."""
-
-
-def release(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version: ``0.5.10.post1`` gives ``(0, 5, 10)``."""
-    numbers: list[int] = []
-    for part in version.split("."):
-        if not part.isdigit():
-            break
-        numbers.append(int(part))
-    return tuple(numbers)
 
 
 def newest(table: tuple[tuple[str, str], ...], version: str) -> str:

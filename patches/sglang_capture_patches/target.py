@@ -13,12 +13,13 @@ from typing import Any
 
 from sglang.srt.runtime_context import get_parallel
 
+from sglang_capture.drafts.releases import release
 from sglang_capture.layers import check_layers, default_layers, parse_layers
 from sglang_capture.settings import PluginSettings
 from sglang_capture.spec import LAST_HIDDEN_KEYS, CaptureSpec
 from sglang_capture.weights import weights_digest, with_overrides
 from sglang_capture_patches import SERVER_ID
-from sglang_capture_patches.contract import DP_RANK_AT, REFUSED, VOTE_SINCE, newest, release
+from sglang_capture_patches.contract import DP_RANK_AT, REFUSED, VOTE_SINCE, newest
 from sglang_capture_patches.search import UnknownModelError, find_inner
 
 

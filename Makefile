@@ -13,7 +13,7 @@ SOURCE_eagle := SafeAILab/EAGLE@cb7e0841fe0c206c6ed74a197ad5e2a1f13f5a2b \
 	lightseekorg/TorchSpec@6f21829cd0e333c3b54d9d2706a0b0c8dc10de9d
 REQUIREMENTS := tests/trainers/requirements
 
-.PHONY: demo test test-fast test-versions test-trainers check bench lock clean
+.PHONY: demo test test-fast test-versions test-trainers example-eagle3 example-dflash check bench lock clean
 
 demo: $(READY)  ## the main job, end to end, on the real engine
 	$(BIN)/sglang-capture demo
@@ -29,6 +29,12 @@ test-versions: $(READY)  ## the tests of rows on older releases of SGLang; RELEA
 
 test-trainers: $(READY) $(TRAINERS:%=.trainers/%/.ready)  ## exports, read and trained on by the trainers themselves
 	OMP_NUM_THREADS=1 TRAINERS="$(TRAINERS)" $(BIN)/python -m pytest -m trainers --durations=0
+
+example-eagle3: $(READY) .trainers/specforge/.ready  ## an EAGLE-3 draft, from capture to a server that drafts with it
+	OMP_NUM_THREADS=1 $(BIN)/python -m examples.eagle3_cpu.run
+
+example-dflash: $(READY) .trainers/specforge/.ready  ## a DFlash draft, from capture to the tokens it gets accepted
+	OMP_NUM_THREADS=1 $(BIN)/python -m examples.dflash_cpu.run
 
 check: $(READY)  ## style, types, import rules
 	$(BIN)/ruff check .
@@ -60,4 +66,4 @@ lock: $(READY)  ## write constraints.txt anew from what is installed
 		| sed 's/ @ file:.*//' | sort --ignore-case > constraints.txt
 
 clean:
-	rm -rf .venv .trainers demo-out
+	rm -rf .venv .trainers demo-out example-out

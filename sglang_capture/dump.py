@@ -71,12 +71,15 @@ def load_dump(path: Path) -> Dump:
         FileNotFoundError: it is gone (packed or deleted meanwhile).
         DumpError: it is truncated, or its tensors are not what its spec says.
     """
+    if path.exists() and not path.is_file():  # to open a pipe may take for ever
+        raise DumpError(f"{path} is no readable dump: it is no file")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except FileNotFoundError:
         raise
     except Exception as error:  # torch.load raises whatever zipfile, pickle and the C++ reader raise
-        raise DumpError(f"{path} is no readable dump: {error}") from error
+        # What torch says is for who saves and loads by hand, and advises what would run code in the file.
+        raise DumpError(f"{path} is no readable dump: another kind of file, or truncated") from error
     return dump_from(content, path)
 
 
@@ -90,6 +93,9 @@ def dump_from(content: object, source: object) -> Dump:
         raise DumpError(f"{source} holds a {type(content).__name__}, and a dump is a dictionary")
     try:
         spec = CaptureSpec.from_json(content["spec"])
+        for key in ("input_ids", "hidden_states", *spec.last_hidden_keys):
+            if not isinstance(content[key], torch.Tensor) or content[key].ndim == 0:
+                raise SpecError(f"{key} must be a tensor of rows; found {content[key]!r:.80}")
         dump = Dump(
             capture_id=content["capture_id"],
             request_id=content["request_id"],
@@ -99,7 +105,7 @@ def dump_from(content: object, source: object) -> Dump:
             last_hidden={key: content[key] for key in spec.last_hidden_keys},
             **{key: int(content.get(key, 0)) for key in LABELS},
         )
-    except (KeyError, SpecError) as error:
+    except (KeyError, SpecError, TypeError, ValueError, RuntimeError) as error:  # the last: a label of many numbers
         raise DumpError(f"{source} is not a dump of this format: {error}") from error
     for name, tensor, shape, dtype in expected_tensors(dump.tokens, spec, dump):
         if tuple(tensor.shape) != shape or tensor.dtype != dtype:

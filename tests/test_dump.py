@@ -1,3 +1,4 @@
+import os
 import zipfile
 
 import pytest
@@ -122,3 +123,26 @@ def test_the_file_is_a_zip_as_torch_writes_it(tmp_path):
     dump.publish(tmp_path / "a.pt")
     with zipfile.ZipFile(tmp_path / "a.pt") as archive:
         assert any(name.endswith("data.pkl") for name in archive.namelist())
+
+
+def test_a_pipe_is_no_dump_and_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "a.pt")
+    with pytest.raises(DumpError, match="it is no file"):
+        load_dump(tmp_path / "a.pt")
+
+
+def test_another_kind_of_file_gets_no_advice_of_torchs(tmp_path):
+    (tmp_path / "a.pt").write_bytes(b"junk")
+    with pytest.raises(DumpError, match=r"a\.pt is no readable dump: another kind of file, or truncated$"):
+        load_dump(tmp_path / "a.pt")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"input_ids": "x"}, {"hidden_states": torch.tensor(1)}, {"nonfinite_rows": [1]}, {"spec": "[" * 10**5}]
+)
+def test_content_of_another_kind_is_refused(tmp_path, changes):
+    dump, *_ = filled(tmp_path / ".part-1", make_spec(), 5)
+    dump.publish(tmp_path / "a.pt")
+    torch.save({**torch.load(tmp_path / "a.pt", weights_only=True), **changes}, tmp_path / "b.pt")
+    with pytest.raises(DumpError, match="not a dump of this format"):
+        load_dump(tmp_path / "b.pt")

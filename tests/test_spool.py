@@ -1,8 +1,10 @@
 import errno
+import os
 
 import pytest
 
 from sglang_capture import spool
+from sglang_capture.small_files import MOST_BYTES
 from sglang_capture.spool import STATUS_NAME, SpoolStatus, read_status, write_status
 
 
@@ -53,3 +55,32 @@ def test_an_error_that_is_no_want_of_room_is_told(tmp_path):
     write_status(tmp_path / STATUS_NAME, make_status())
     with pytest.raises(OSError, match="No such file"):
         write_status(tmp_path / "gone" / STATUS_NAME, make_status())
+
+
+@pytest.fixture(params=["pipe", "link to a pipe", "device", "too large", "too deep", "no JSON"])
+def strange(request, tmp_path):
+    """A file that is no status, where one is expected."""
+    path = tmp_path / STATUS_NAME
+    if request.param in ("pipe", "link to a pipe"):
+        os.mkfifo(tmp_path / "pipe")
+        path.symlink_to(tmp_path / "pipe") if "link" in request.param else (tmp_path / "pipe").rename(path)
+    elif request.param == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        padding = b" " * MOST_BYTES
+        contents = {"too large": make_status().model_dump_json().encode() + padding, "too deep": b"[" * 10**5}
+        path.write_bytes(contents.get(request.param, b"?"))
+    return path
+
+
+def test_what_is_no_status_is_none_and_stops_nobody(tmp_path, strange):
+    assert read_status(tmp_path) is None
+    assert spool.read_failure(strange) is None
+
+
+def test_only_regular_files_are_dumps(tmp_path):
+    os.mkfifo(tmp_path / "pipe.pt")
+    (tmp_path / "directory.pt").mkdir()
+    (tmp_path / "loop.pt").symlink_to(tmp_path / "loop.pt")
+    (tmp_path / "a.pt").touch()
+    assert [path.name for path in spool.dumps(tmp_path)] == ["a.pt"]

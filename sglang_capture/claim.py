@@ -1,4 +1,4 @@
-"""Whose spool it is: one server's processes share it, a second server is refused.
+"""Whose spool it is: one server's processes share it, a second server is refused; and one side service reads it.
 
 Every writing process holds a shared lock on ``<spool>/.lock`` for its life; the kernel gives it back when the process
 dies, however it dies. Who gets the lock alone is the first of a new server: it clears what a dead one left half done.
@@ -6,6 +6,7 @@ dies, however it dies. Who gets the lock alone is the first of a new server: it 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -16,6 +17,7 @@ from pathlib import Path
 from sglang_capture.spool import PART_PREFIX, PROBE_PREFIX, TEMPORARY_SUFFIX, SpoolError, open_directory
 
 LOCK_NAME = ".lock"
+SERVICE_LOCK_NAME = ".service.lock"
 _JOIN_SECONDS = 10.0
 
 
@@ -27,8 +29,67 @@ class Claim:
     first: bool
     descriptor: int
 
+    @property
+    def held(self) -> bool:
+        """Whether the directory is still the one that was claimed; it may have been moved away, or made anew."""
+        return _is_at(self.directory / LOCK_NAME, self.descriptor)
+
     def close(self) -> None:
         os.close(self.descriptor)
+
+
+class ServiceClaim:
+    """The side service's claim on the spool it empties: two would take each other's dumps.
+
+    The directory may come later than the service, and may be made anew; each is claimed when it is first looked at.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / SERVICE_LOCK_NAME
+        self._descriptor: int | None = None
+
+    def hold(self) -> None:
+        """Claim the directory, unless it is claimed already.
+
+        Raises:
+            SpoolError: there is none, it cannot be trusted, or another service reads there.
+        """
+        directory = open_directory(self._path.parent, create=False)
+        if self._descriptor is not None and _is_at(self._path, self._descriptor):
+            return
+        self.close()
+        try:
+            descriptor = _open_lock(self._path)
+        except OSError as error:
+            raise SpoolError(f"the spool {directory} cannot be written: {error}") from error
+        if not _lock(descriptor, fcntl.LOCK_EX):
+            holder = _owner(descriptor).get("pid", "unknown")
+            os.close(descriptor)
+            raise SpoolError(
+                f"another side service (process {holder}) reads the spool {directory}: stop it, or give each its own "
+                "server's spool with --spool or SGLANG_CAPTURE_DIR"
+            )
+        self._descriptor = descriptor
+        with contextlib.suppress(OSError):  # a full file system: then the holder has no name
+            _write_over(self._path, {"pid": os.getpid()})
+
+    def close(self) -> None:
+        """Give the spool back."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def service_on(directory: Path) -> str | None:
+    """The process id of the side service that reads ``directory``, ``None`` if there is none."""
+    try:
+        descriptor = os.open(directory / SERVICE_LOCK_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return None if _lock(descriptor, fcntl.LOCK_SH) else str(_owner(descriptor).get("pid", "unknown"))
+    finally:
+        os.close(descriptor)
 
 
 def claim_spool(directory: Path, server_id: str) -> Claim:
@@ -39,8 +100,7 @@ def claim_spool(directory: Path, server_id: str) -> Claim:
     """
     open_directory(directory)
     try:
-        # Open for reading only: an open file for writing would keep the file system from being made read-only.
-        descriptor = os.open(directory / LOCK_NAME, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        descriptor = _open_lock(directory / LOCK_NAME)
     except OSError as error:
         raise SpoolError(f"the spool {directory} cannot be written: {error}") from error
     try:
@@ -55,7 +115,7 @@ def _claim(directory: Path, descriptor: int, server_id: str) -> Claim:
     while True:
         if _lock(descriptor, fcntl.LOCK_EX):
             clear_parts(directory)
-            _write_owner(directory, server_id)
+            _write_over(directory / LOCK_NAME, {"server_id": server_id, "pid": os.getpid()})
             # Turning the lock into a shared one is not atomic: the owner's name tells whether somebody came between.
             fcntl.flock(descriptor, fcntl.LOCK_SH)
             if _owner(descriptor).get("server_id") == server_id:
@@ -82,6 +142,18 @@ def clear_parts(directory: Path) -> None:
             path.unlink(missing_ok=True)
 
 
+def _open_lock(path: Path) -> int:
+    # Open for reading only: an open file for writing would keep the file system from being made read-only.
+    return os.open(path, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.lstat(), os.fstat(descriptor))
+    except OSError:
+        return False
+
+
 def _lock(descriptor: int, kind: int) -> bool:
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
@@ -98,7 +170,7 @@ def _owner(descriptor: int) -> dict[str, object]:
     return found if isinstance(found, dict) else {}
 
 
-def _write_owner(directory: Path, server_id: str) -> None:
+def _write_over(path: Path, owner: dict[str, object]) -> None:
     """Into the locked file itself: a new file by rename would not be the one that is locked."""
-    with (directory / LOCK_NAME).open("w") as file:
-        json.dump({"server_id": server_id, "pid": os.getpid()}, file)
+    with path.open("w") as file:
+        json.dump(owner, file)

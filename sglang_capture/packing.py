@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from sglang_capture import spool
+from sglang_capture.claim import service_on
 from sglang_capture.dump import Dump, DumpError, load_dump
 from sglang_capture.errors import UsageError
 from sglang_capture.shards import CaptureDataset, DatasetWriter, Sample, SampleError, ShardEntry, check_sample
@@ -55,9 +56,15 @@ def pack_spool(
         remove: remove each dump once its shard is part of the dataset; by default all are kept.
 
     Raises:
-        UsageError: there is no dump, an id has none, or the dumps were captured under several specs.
+        UsageError: a side service reads there, there is no dump, an id has none, or the dumps were captured under
+            several specs.
         DatasetError: the dataset holds captures of another spec, or cannot be written.
     """
+    if (service := service_on(directory)) is not None:
+        raise UsageError(
+            f"a side service (process {service}) reads the spool {directory} and packs it by itself: leave it to that, "
+            "or stop it first"
+        )
     paths = _paths(directory, ids)
     summary = PackSummary()
     spec = _one_spec(paths, summary)
@@ -108,7 +115,7 @@ def _one_spec(paths: Sequence[Path], summary: PackSummary) -> CaptureSpec | None
         differences = dict.fromkeys(line for other in others for line in first.differences(other))
         raise UsageError(
             f"the dumps have {len(specs)} different specs, and a dataset holds one ({'; '.join(differences)}). "
-            f"Found {'; '.join(lines)}. Pack each into a dataset of its own with --ids"
+            f"Found {'; '.join(lines)}. Pack each into a dataset of its own with --id"
         )
     return next(iter(specs.values()), None)
 

@@ -28,9 +28,6 @@ from sglang_capture.spool import PROBE_PREFIX, SpoolError, SpoolStatus
 _APPEAR_SECONDS = 60.0
 """How long after the server's answer a dump may take to appear."""
 
-_ABANDONED_SECONDS = 3600.0
-"""A probe this old belongs to nobody who still looks."""
-
 
 class ProbeError(CaptureError):
     """The server did not capture a prompt; ``retriable`` says whether it may at another time."""
@@ -76,7 +73,7 @@ class Prober:
             raise NoProbeError(f"the status in {directory} names no spec: is it of another version?") from error
         if status.token_required and _token() is None:
             raise NoProbeError(f"marks for {url} need its secret: set SGLANG_CAPTURE_TOKEN as the server has it")
-        _clear_abandoned(directory)
+        spools.clear_probes(directory)
         return cls(url, directory, info, status, spec)
 
     def take(self, input_ids: Sequence[int], *, layers: Sequence[int], last_hidden: LastHidden) -> Dump:
@@ -152,16 +149,6 @@ def _status_of(url: str, directory: Path, info: ServerInfo) -> SpoolStatus:
     if status.state != "capturing":
         raise NoProbeError(f"the plugin of {url} is loaded, but cannot capture: {status.problem}")
     return status
-
-
-def _clear_abandoned(directory: Path) -> None:
-    """Remove the probes of whoever was killed while he looked."""
-    for path in directory.glob(f"{PROBE_PREFIX}*"):
-        try:
-            if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
-                path.unlink()
-        except FileNotFoundError:
-            continue  # somebody else did
 
 
 async def _server_info(url: str) -> ServerInfo:

@@ -9,6 +9,7 @@
     <spool>/.part-…                    a dump being filled; removed at the next start if its process died
     <spool>/.….tmp                     a small file on its way to its name; removed likewise
     <spool>/.lock                      held by the processes of the one server that writes here
+    <spool>/.service.lock              held by the one side service that reads here
 
 The plugin writes, the side service reads and removes. A dump belongs to the spool until it is packed or deleted.
 """
@@ -17,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import stat
 import tempfile
@@ -29,6 +29,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sglang_capture.mark import is_capture_id
+from sglang_capture.small_files import read_small
 
 DEFAULT_DIRECTORY = Path("/dev/shm/sglang_capture")
 DUMP_SUFFIX = ".pt"
@@ -38,6 +39,8 @@ TEMPORARY_SUFFIX = ".tmp"
 """Of a small file on its way to its name."""
 PROBE_PREFIX = "sglang-capture-probe-"
 """Of the ids of captures that are made for a look at the server, and removed at once; they are nobody's data."""
+PROBE_SECONDS = 600.0
+"""A probe this old belongs to nobody who still looks."""
 STATUS_NAME = "status.json"
 STATUS_STALE_SECONDS = 10.0
 """A running plugin writes its status every second; one this old belongs to a server that stopped or hangs."""
@@ -153,7 +156,10 @@ def open_directory(directory: Path, *, create: bool = True) -> Path:
             "set SGLANG_CAPTURE_DIR to a directory of your own"
         )
     if found.st_mode & 0o022:
-        raise SpoolError(f"the spool {directory} is writable by others (mode {found.st_mode & 0o777:o}): chmod 700 it")
+        raise SpoolError(
+            f"the spool {directory} is writable by others (mode {found.st_mode & 0o777:o}): set SGLANG_CAPTURE_DIR to "
+            "a directory of its own, or chmod 700 this one if nobody else uses it"
+        )
     return directory
 
 
@@ -198,7 +204,7 @@ def failures(directory: Path) -> Iterator[Path]:
 def read_failure(path: Path) -> Failure | None:
     """The failure in ``path``, ``None`` if it is gone or unreadable."""
     try:
-        return Failure.model_validate_json(path.read_bytes())
+        return Failure.model_validate_json(read_small(path))
     except (OSError, ValidationError):
         return None
 
@@ -232,6 +238,14 @@ def remove(directory: Path, capture_id: str) -> bool:
             path.unlink()
             there = True
     return there
+
+
+def clear_probes(directory: Path) -> None:
+    """Remove the probes of whoever was killed while he looked, and what the server wrote of them afterwards."""
+    for path in directory.glob(f"{PROBE_PREFIX}*"):
+        with contextlib.suppress(OSError):  # somebody else did, or somebody made a directory
+            if time.time() - path.lstat().st_mtime > PROBE_SECONDS:
+                path.unlink()
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -280,13 +294,14 @@ def _is_capture(path: Path) -> bool:
 
 
 def _entries(directory: Path) -> Iterator[Path]:
+    """The names of regular files: to open a pipe or a device may take for ever."""
     with os.scandir(directory) as entries:
-        names = [entry.name for entry in entries]
+        names = [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
     return (directory / name for name in names)
 
 
 def _read_status_file(path: Path) -> SpoolStatus | None:
     try:
-        return SpoolStatus.model_validate(json.loads(path.read_bytes()))
-    except (OSError, ValueError):
+        return SpoolStatus.model_validate_json(read_small(path))
+    except (OSError, ValidationError):
         return None

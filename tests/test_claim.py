@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from sglang_capture.claim import claim_spool
+from sglang_capture.claim import ServiceClaim, claim_spool, service_on
 from sglang_capture.spool import SpoolError, open_directory
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -102,3 +102,42 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path):
     with pytest.raises(SpoolError):
         claim_spool(tmp_path / "spool", "one")
     assert (tmp_path / "victim").read_text() == "precious"
+
+
+def test_a_claim_ends_when_the_directory_is_moved_away_or_made_anew(tmp_path):
+    spool = tmp_path / "spool"
+    claim = claim_spool(spool, "one")
+    assert claim.held
+    spool.rename(tmp_path / "away")
+    assert not claim.held
+    other = claim_spool(spool, "two")
+    assert other.held and not claim.held
+    claim.close()
+    other.close()
+
+
+def test_a_spool_has_one_service_beside_its_server(tmp_path, holder):
+    first, second = ServiceClaim(tmp_path / "spool"), ServiceClaim(tmp_path / "spool")
+    assert service_on(tmp_path / "spool") is None
+    first.hold()
+    first.hold()
+    assert service_on(tmp_path / "spool") == str(os.getpid())
+    with pytest.raises(SpoolError, match=rf"another side service \(process {os.getpid()}\) reads.*--spool"):
+        second.hold()
+    first.close()
+    assert service_on(tmp_path / "spool") is None
+    second.hold()
+    second.close()
+
+
+def test_a_spool_made_anew_is_claimed_anew(tmp_path):
+    spool = tmp_path / "spool"
+    claim = ServiceClaim(spool)
+    with pytest.raises(SpoolError, match="there is no spool"):
+        claim.hold()
+    for name in ("first", "second"):
+        spool.mkdir(mode=0o700)
+        claim.hold()
+        assert service_on(spool)
+        spool.rename(tmp_path / name)
+    claim.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import typer
 from factories import make_dump, make_spec, save_dump
 from typer.testing import CliRunner, Result
 
+from sglang_capture.claim import ServiceClaim
 from sglang_capture.commands.pack import pack
 from sglang_capture.dump import DumpFile
 from sglang_capture.errors import UsageError
@@ -145,3 +147,13 @@ def test_a_label_goes_with_the_sample_and_nan_is_equal_to_itself(tmp_path):
     pack_spool(spool, tmp_path / "dataset")
     assert CaptureDataset(tmp_path / "dataset").metadata(0) == {"nonfinite_rows": 4}
     assert pack_spool(spool, tmp_path / "dataset").already == ["a"]
+
+
+def test_a_spool_that_a_service_reads_is_left_to_it(spool: Path, tmp_path: Path) -> None:
+    spool.chmod(0o700)
+    claim = ServiceClaim(spool)
+    claim.hold()
+    with pytest.raises(UsageError, match=rf"a side service \(process {os.getpid()}\) reads the spool"):
+        pack_spool(spool, tmp_path / "ds")
+    claim.close()
+    assert pack_spool(spool, tmp_path / "ds").samples == 3

@@ -22,12 +22,7 @@ def open_http(
     Raises:
         UsageError: ``url`` is none.
     """
-    try:
-        usable = httpx.URL(url).scheme in ("http", "https") and bool(httpx.URL(url).host)
-    except httpx.InvalidURL:
-        usable = False
-    if not usable:
-        raise UsageError(f"an address must look like http://127.0.0.1:30080; found {url!r}")
+    check_address(url)
     return httpx.AsyncClient(
         base_url=url,
         headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
@@ -36,6 +31,16 @@ def open_http(
         transport=transport,
         trust_env=False,
     )
+
+
+def check_address(url: str) -> None:
+    """Raises UsageError if ``url`` is none that can be asked."""
+    try:
+        usable = httpx.URL(url).scheme in ("http", "https") and bool(httpx.URL(url).host)
+    except httpx.InvalidURL:
+        usable = False
+    if not usable:
+        raise UsageError(f"an address must look like http://127.0.0.1:30080; found {url!r}")
 
 
 def read_json(response: httpx.Response) -> Any:

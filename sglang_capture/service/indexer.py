@@ -22,6 +22,7 @@ from watchfiles import Change, awatch
 
 from sglang_capture import spool
 from sglang_capture.catalog import Catalog, DumpFacts, FailureFacts, origin
+from sglang_capture.claim import ServiceClaim
 from sglang_capture.dump import DumpError, load_dump
 from sglang_capture.service.datasets import Datasets
 from sglang_capture.service.metrics import Metrics
@@ -69,6 +70,7 @@ class Indexer:
         metrics: Metrics,
     ):
         self.directory = directory
+        self.claim = ServiceClaim(directory)
         self.problem = ""
         self._catalog = catalog
         self._datasets = datasets
@@ -133,8 +135,9 @@ class Indexer:
                 return
 
     def _trusted(self) -> bool:
+        """Whether there is a spool that is ours to read; what is wrong otherwise is the indexer's problem."""
         try:
-            spool.open_directory(self.directory, create=False)
+            self.claim.hold()
         except SpoolError as error:
             self.problem = str(error)
             return False
@@ -144,6 +147,8 @@ class Indexer:
     def _compare(self) -> tuple[list[str], list[str]]:
         """The ids with something unrecorded, and those that are spooled in the catalog only."""
         dumps, failures = self._list()
+        if not self.problem:
+            spool.clear_probes(self.directory)
         # The catalog is asked after the directory: what is published in between has its file by then.
         spooled = self._catalog.captures.spooled_ids()
         vanished = [name for name in spooled - dumps.keys() if not spool.dump_path(self.directory, name).exists()]

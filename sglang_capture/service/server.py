@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import socket
+from pathlib import Path
 
 import uvicorn
 
+from sglang_capture.client._http import check_address
 from sglang_capture.errors import CaptureError, UsageError
 from sglang_capture.service.app import create_app
 from sglang_capture.service.core import Service
@@ -22,19 +24,34 @@ class ServiceServer:
 
     Raises:
         CaptureError: the address is taken, or the data directory cannot be used.
-        UsageError: the address is none of this machine.
+        SpoolError: the spool cannot be trusted, or another service reads there.
+        UsageError: the address is none of this machine, or SGLang's is no address.
     """
 
     def __init__(self, settings: ServiceSettings):
         self.settings = settings
+        if settings.server is not None:
+            check_address(settings.server)
         self._socket = _bind(settings.host, settings.port)
         try:
             self.service = Service(settings)
+            self._spool = self.service.indexer.claim
+            self._claim_spool(settings.dir)
         except BaseException:
             self._socket.close()
             raise
         config = uvicorn.Config(create_app(self.service), log_level="warning", timeout_graceful_shutdown=_STOP_SECONDS)
         self._server = uvicorn.Server(config)
+
+    def _claim_spool(self, directory: Path) -> None:
+        """A spool that is there must be one that can be read; one that is not, the server will make."""
+        if not (directory.exists() or directory.is_symlink()):
+            return
+        try:
+            self._spool.hold()
+        except BaseException:
+            self.service.close()
+            raise
 
     @property
     def url(self) -> str:
@@ -52,6 +69,7 @@ class ServiceServer:
         finally:
             self._socket.close()
             self.service.close()
+            self._spool.close()
         if not self._server.started:
             raise CaptureError("the service could not start; the log above says why")
 

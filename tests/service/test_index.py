@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -94,6 +95,21 @@ def test_a_look_at_the_server_is_nobodys_capture(service: httpx.Client, spool_di
     assert states(service) == {"a": "spooled", "b": "spooled"}
 
 
+def test_looks_that_were_killed_are_cleared(tmp_path: Path, spool_dir: Path) -> None:
+    old, new = (put_dump(spool_dir, f"{spool.PROBE_PREFIX}{name}") for name in ("old", "new"))
+    os.utime(old, (0, 0))
+    with serving(tmp_path):
+        until(lambda: not old.exists(), "the clearing")
+    assert new.exists()
+
+
+def test_a_pipe_by_the_name_of_a_dump_stops_nobody(service: httpx.Client, spool_dir: Path) -> None:
+    for name in ("pipe.pt", "pipe.failed.json", "bad.failed.json"):
+        os.mkfifo(spool_dir / name)
+    put_dump(spool_dir, "a")
+    until(lambda: state(service, "a") == "spooled", "the record")
+
+
 def test_a_dump_that_vanishes_is_recorded_as_gone(tmp_path: Path, service: httpx.Client, spool_dir: Path) -> None:
     put_dump(spool_dir, "a")
     until(lambda: state(service, "a") == "spooled", "the record")
@@ -113,16 +129,16 @@ def test_a_spool_may_be_made_later_and_made_anew(tmp_path: Path) -> None:
             put_dump(directory, name)
             until(lambda name=name: state(client, name) == "spooled", f"the {name} record")
             (directory / f"{name}.pt").unlink()
-            directory.rmdir()
+            directory.rename(tmp_path / f"gone-{name}")
             until(lambda name=name: state(client, name) == "failed", f"the {name} vanishing")
 
 
-def test_a_spool_that_others_may_write_is_not_trusted(tmp_path: Path) -> None:
+def test_a_later_spool_that_others_may_write_is_not_trusted(tmp_path: Path) -> None:
     directory = tmp_path / "spool"
-    directory.mkdir()
-    directory.chmod(0o777)
-    put_dump(directory, "a")
     with serving(tmp_path) as client:
+        directory.mkdir()
+        directory.chmod(0o777)
+        put_dump(directory, "a")
         until(lambda: any("writable by others" in line for line in client.get("/health").json()["problems"]), "it")
         assert states(client) == {}
         directory.chmod(0o700)
@@ -132,8 +148,6 @@ def test_a_spool_that_others_may_write_is_not_trusted(tmp_path: Path) -> None:
 def test_old_failures_are_cleared_once_the_catalog_has_them(
     tmp_path: Path, spool_dir: Path, sglang: StandInServer
 ) -> None:
-    import os
-
     put_failure(spool_dir, "old", "long ago")
     put_failure(spool_dir, "new", "just now")
     long_ago = time.time() - 7200

@@ -21,6 +21,7 @@ from service.standin import StandInServer, put_dump
 from sglang_capture.errors import CaptureError, UsageError
 from sglang_capture.service.server import ServiceServer
 from sglang_capture.service.settings import ServiceSettings, service_settings
+from sglang_capture.spool import SpoolError
 
 COMMAND = [sys.executable, "-c", "import typer; from sglang_capture.commands.serve import serve; typer.run(serve)"]
 
@@ -121,3 +122,35 @@ def test_a_fault_in_the_background_is_told_and_mended(tmp_path: Path, spool_dir:
             connection.execute(text("ALTER TABLE hidden RENAME TO captures"))
         put_dump(spool_dir, "a")
         until(lambda: state(client, "a") == "spooled", "the record")
+
+
+def test_a_spool_that_others_may_write_is_refused_at_the_start(tmp_path: Path, spool_dir: Path) -> None:
+    spool_dir.chmod(0o777)
+    with pytest.raises(SpoolError, match="writable by others"):
+        ServiceServer(ServiceSettings(port=0, dir=spool_dir, data=tmp_path / "data"))
+    spool_dir.chmod(0o700)
+    with serving(tmp_path) as client:
+        assert client.get("/health").status_code == 200, "nothing was left locked"
+
+
+def test_an_address_of_the_server_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"must look like http://127\.0\.0\.1:30080; found 'foo'"):
+        ServiceServer(ServiceSettings(port=0, dir=tmp_path / "spool", data=tmp_path / "data", server="foo"))
+
+
+def test_a_spool_has_one_service(tmp_path: Path, spool_dir: Path) -> None:
+    refusal = rf"another side service \(process {os.getpid()}\) reads"
+    with serving(tmp_path), pytest.raises(SpoolError, match=refusal):
+        ServiceServer(ServiceSettings(port=0, dir=spool_dir, data=tmp_path / "other"))
+    with serving(tmp_path, data=tmp_path / "other") as client:
+        assert client.get("/health").status_code == 200, "it is free again"
+
+
+def test_a_spool_that_comes_later_has_one_service_too(tmp_path: Path) -> None:
+    with serving(tmp_path) as first:
+        until(lambda: any("no spool" in line for line in first.get("/health").json()["problems"]), "the want of one")
+        (tmp_path / "spool").mkdir(mode=0o700)
+        put_dump(tmp_path / "spool", "a")
+        until(lambda: state(first, "a") == "spooled", "the record")
+        with pytest.raises(SpoolError, match="another side service"):
+            ServiceServer(ServiceSettings(port=0, dir=tmp_path / "spool", data=tmp_path / "other"))

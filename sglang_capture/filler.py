@@ -39,6 +39,7 @@ class Filler(ABC):
         self.directory = directory
         self.counts = Counts()
         self.last_error = ""
+        self.given_up = ""
         self._housekeeping = housekeeping
         self._open: set[Capture] = set()
         self._lock = threading.Lock()
@@ -100,6 +101,11 @@ class Filler(ABC):
         """End every capture that is not complete."""
         for capture in list(self._open):
             self.fail(capture, reason)
+
+    def give_up(self, reason: str) -> None:
+        """End what is under way, and begin nothing more."""
+        self.given_up = reason
+        self.fail_all(reason)
 
     @abstractmethod
     def refuse(self, capture_id: str, request_id: str, reason: str, *, retriable: bool = False) -> None:

@@ -111,6 +111,8 @@ class Recorder(Filler):
     def _admit(self, capture: Capture) -> str | None:
         """None to go on, the empty string for a duplicate, or the reason to refuse."""
         request = capture.request
+        if self.given_up:
+            return self.given_up
         if dump_path(self.directory, request.capture_id).exists():
             self.counts.duplicates += 1
             return ""

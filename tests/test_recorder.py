@@ -274,3 +274,14 @@ def test_coverage_tells_what_is_missing():
     coverage.add(8, 10)
     assert coverage.missing(10) == []
     assert coverage.reaches(10)
+
+
+def test_a_recorder_that_gave_up_begins_nothing_and_says_why(tmp_path, make_recorder):
+    recorder = make_recorder()
+    under_way = recorder.begin(request("a"))
+    recorder.give_up("the spool was moved away")
+    assert not under_way.open
+    assert not recorder.begin(request("b")).open
+    recorder.close()
+    reasons = {name: read_failure(failure_path(tmp_path, name)).reason for name in "ab"}
+    assert reasons == dict.fromkeys("ab", "the spool was moved away")

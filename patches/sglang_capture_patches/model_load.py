@@ -79,14 +79,16 @@ def _or_refuse(settings: PluginSettings, step: Callable[[], _Result]) -> _Result
 def _prepare(model_runner: Any, settings: PluginSettings) -> StatusWriter:
     """All that needs no weights: the claim on the spool, the hooks, the server's arguments."""
     server_id = os.environ.get(SERVER_ID, str(os.getpid()))
-    _claims.append(claim_spool(settings.dir, server_id))
+    claim = claim_spool(settings.dir, server_id)
+    _claims.append(claim)
     hooks = attached()
-    status = StatusWriter(settings.dir, rank_of(model_runner), settings, server_id, hooks, model_runner.server_args)
+    rank, args = rank_of(model_runner), model_runner.server_args
+    status = StatusWriter(settings.dir, rank, settings, server_id, hooks, args, claim)
     missing = [target for target, state in hooks.items() if state != "attached"]
     with _told_in(status):
         if missing:
             raise CaptureStartError(f"SGLang did not attach the hooks on {', '.join(missing)}: see its log above")
-        check_configuration(model_runner.server_args)
+        check_configuration(args)
     return status
 
 
@@ -166,7 +168,7 @@ def _announce(spec: CaptureSpec, settings: PluginSettings, rank: Rank, quota: in
         return
     logger.info(
         "sglang-capture: capturing %s requests of %s (%d layers): hidden-state indices %s (= outputs of layers %s), "
-        "last hidden state %s, %d bytes a token, into %s, at most %.1f GB. "
+        "last hidden state %s, %d bytes a token, into %s, at most %.1f GiB. "
         "Most published EAGLE-3 drafts use indices [2, n//2, n-3], here %s: check what your draft wants.",
         settings.mode,
         spec.architecture,
@@ -176,6 +178,6 @@ def _announce(spec: CaptureSpec, settings: PluginSettings, rank: Rank, quota: in
         spec.last_hidden,
         spec.bytes_per_token,
         Path(settings.dir),
-        quota / 1e9,
+        quota / (1 << 30),
         list(eagle3_layers(spec.num_layers)),
     )

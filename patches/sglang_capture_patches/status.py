@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sglang_capture.claim import LOCK_NAME, Claim
 from sglang_capture.quota import free_bytes
 from sglang_capture.recorder import Recorder
 from sglang_capture.settings import PluginSettings
@@ -21,6 +23,8 @@ from sglang_capture.spool import (
 from sglang_capture_patches.runtime import Runtime
 from sglang_capture_patches.target import Rank, local_path
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass
 class StatusWriter:
@@ -32,6 +36,7 @@ class StatusWriter:
     server_id: str
     hooks: dict[str, str]
     args: Any
+    claim: Claim
     quota: int = 0
     runtime: Runtime | None = None
     problem: str = ""
@@ -39,12 +44,27 @@ class StatusWriter:
 
     def keep(self) -> None:
         """About once a second: see what became of waiting requests, and write. Raises as :meth:`write`."""
+        if not self.claim.held:
+            self._lost()
         if self.runtime is not None:
             self.runtime.sweep()
         self.write()
 
+    def _lost(self) -> None:
+        """The directory was moved away or made anew: whoever made it need not know of this server."""
+        if not self.problem:
+            self.problem = (
+                f"the spool {self.directory} is no longer the one that this server claimed (it was moved away or made "
+                "anew, or its .lock was removed): restart the server"
+            )
+            logger.error("sglang-capture: nothing is captured any more: %s", self.problem)
+        if self.runtime is not None and self.runtime.filler is not None:
+            self.runtime.filler.give_up(self.problem)
+
     def write(self) -> None:
-        """Raises OSError if the spool cannot be written."""
+        """Raises OSError if the spool cannot be written; one that another server has claimed is left alone."""
+        if not self.claim.held and (self.directory / LOCK_NAME).exists():
+            return
         mine = self.status()
         write_status(self.directory / f"status-{self.rank.name}.json", mine)
         if self.rank.writer and self.rank.dp == 0:

@@ -17,7 +17,7 @@ import pytest
 
 from engine.captures import CapturingServer, assert_rows_agree, spool_directory
 from sglang_capture.dump import load_dump
-from sglang_capture.spool import SPOOL_FULL, Counts, dumps, failures, read_failure
+from sglang_capture.spool import SPOOL_FULL, Counts, dumps, failures, read_failure, read_status
 
 pytestmark = pytest.mark.engine
 
@@ -170,6 +170,26 @@ def test_a_quota_is_kept_and_with_wait_the_engine_waits_for_room(tiny6_model_dir
         # Nobody packs any more: the pause ends, the request is served, the capture is refused.
         while server.counts().refused == 0:
             capture_many(server, [new_id() for _ in range(6)], prompt)
+        server.assert_serving()
+
+
+def test_a_spool_that_is_made_anew_ends_the_capturing_and_the_status_says_so(tiny6_model_dir, draw, new_id):
+    with (
+        spool_directory() as spool,
+        CapturingServer(tiny6_model_dir, spool, "--dtype", "float32", **SIX_LAYERS) as server,
+    ):
+        before, after = new_id(), new_id()
+        server.capture(draw(20), {"capture": before})
+        server.dump(before)
+        spool.rename(spool.with_name("away"))
+        spool.mkdir(mode=0o700)
+        deadline = time.monotonic() + 30
+        while (status := read_status(spool)) is None or status.state != "refused":
+            assert time.monotonic() < deadline, "the status never said it"
+            time.sleep(0.1)
+        assert "restart the server" in status.problem
+        server.capture(draw(20), {"capture": after})
+        assert server.failure(after).reason == status.problem
         server.assert_serving()
 
 

@@ -22,6 +22,10 @@ CAPTURE_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}", re.ASCII)
 """1–128 of ``A–Z a–z 0–9 . _ -``, not starting with ``.``: what may become a file's name."""
 
 
+KEYS = ("capture", "capture_layers", "capture_last_hidden", "capture_token")
+"""The keys of a mark; others that begin with ``capture`` are misspelt, and what else stands there is not ours."""
+
+
 class MarkError(ValueError):
     """A mark that asks for something impossible; the request itself is served all the same."""
 
@@ -60,7 +64,7 @@ def parse_mark(custom_params: object, *, token: str | None = None) -> Mark | Non
         token: the secret that marks must carry, where the server has one; compared in constant time.
 
     Raises:
-        MarkError: it is marked, but a value is malformed or the secret is missing or wrong.
+        MarkError: it is marked, but a key is misspelt, a value is malformed or the secret is missing or wrong.
     """
     if not isinstance(custom_params, Mapping):
         return None
@@ -68,6 +72,7 @@ def parse_mark(custom_params: object, *, token: str | None = None) -> Mark | Non
     if capture is None or capture is False:
         return None
     _check_token(custom_params.get("capture_token"), token)
+    _check_keys(custom_params)
     return Mark(
         capture_id=_parse_id(capture),
         layers=_parse_layers(custom_params.get("capture_layers")),
@@ -111,6 +116,13 @@ def _check_token(found: object, expected: str | None) -> None:
         raise MarkError("this server wants capture_token in the mark; none was found")
     if not hmac.compare_digest(found.encode("utf-8", "backslashreplace"), expected.encode()):
         raise MarkError("capture_token is not the one this server wants")
+
+
+def _check_keys(custom_params: Mapping[object, object]) -> None:
+    """A wish that was passed over would be a capture of other layers than its owner believes."""
+    for key in custom_params:
+        if isinstance(key, str) and key.startswith("capture") and key not in KEYS:
+            raise MarkError(f"a mark has the keys {', '.join(KEYS)}; found {_shown(key)}")
 
 
 def _parse_id(capture: object) -> str | None:

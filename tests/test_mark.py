@@ -43,12 +43,24 @@ def test_a_mark_may_name_its_own_layers_and_last_state():
         {"capture": "a", "capture_layers": [True]},
         {"capture": "a", "capture_last_hidden": "last"},
         {"capture": "a", "capture_last_hidden": True},
+        {"capture": "a", "capture_layer": [3]},
+        {"capture": True, "capture_": None},
     ],
 )
 def test_a_malformed_mark_is_refused_under_a_name_that_is_no_path(custom_params):
     with pytest.raises(MarkError):
         parse_mark(custom_params)
     assert is_capture_id(refused_id(custom_params, "../../etc/passwd"))
+
+
+def test_a_misspelt_key_is_named_beside_those_there_are():
+    with pytest.raises(MarkError, match=r"the keys capture, capture_layers, .*; found 'capture_layer'"):
+        parse_mark({"capture": "a", "capture_layer": [3]})
+
+
+def test_keys_of_others_are_left_alone():
+    assert parse_mark({"capture": True, "top_logprobs": 3, "recapture": 1}) == Mark()
+    assert parse_mark({"captured_by": "somebody else"}) is None
 
 
 def test_the_secret_is_wanted_where_one_is_set():

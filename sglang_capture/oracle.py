@@ -123,13 +123,18 @@ class Oracle:
             states = self._decoder(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states
         finally:
             hook.remove()
-        if len(states) != self.num_layers + 1 or len(seen) != 1 or not torch.equal(seen[0][1], states[-1]):
+        if len(states) != self.num_layers + 1 or len(seen) != 1 or not _same(seen[0][1], states[-1]):
             raise OracleError(
                 f"{type(self._decoder).__name__} does not give {self.num_layers + 1} hidden states that end with its "
                 "final norm's output, so they cannot be told apart: this model cannot be verified"
             )
         rows = [tensor[0].cpu() for tensor in states]
         return States(hidden=tuple(rows[:-1]), post=rows[-1], pre=seen[0][0][0].cpu())
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors are equal; a model may give NaN, which equals nothing."""
+    return torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
 def find_final_norm(model: Any) -> torch.nn.Module:

@@ -6,12 +6,13 @@ allowed, and how a difference is found, is in :mod:`.comparison`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from pydantic import BaseModel, Field
 
-from sglang_capture.comparison import Comparison, Difference, KindReport, RelativeError
+from sglang_capture.comparison import Comparison, Difference, KindReport, RelativeError, Rows, rows_of
 from sglang_capture.dump import Dump
 from sglang_capture.errors import CaptureError
 from sglang_capture.oracle import Oracle
@@ -38,6 +39,10 @@ class VerifyReport(BaseModel):
     tokens: int
     with_media: int = Field(
         default=0, description="captures passed by: with images or sound, which a capture does not hold"
+    )
+    labelled: int = Field(default=0, description="captures passed by: labelled to have NaN or Inf in their rows")
+    reference_nonfinite: int = Field(
+        default=0, description="captures passed by: what they would be compared with gave NaN or Inf"
     )
     dtype: str = Field(description="of the captures")
     oracle_dtype: str = Field(description="in which they were computed again")
@@ -115,35 +120,55 @@ def verify_dumps(
         CaptureError: one is of another model than the reference's.
     """
     comparison = Comparison(tolerance)
-    samples, tokens, with_media, dtype = 0, 0, 0, ""
+    passed_by = Counter[str]()
+    samples, tokens, dtype = 0, 0, ""
     for dump in dumps:
         reference.check(dump.spec)
         if not reference.placeholders.isdisjoint(dump.input_ids.tolist()):
-            with_media += 1
-            continue
-        comparison.add(dump, reference.rows(dump), reference.dtype)
-        samples, tokens, dtype = samples + 1, tokens + dump.tokens, dump.spec.dtype
-        progress(samples)
+            passed_by["with_media"] += 1
+        elif dump.nonfinite_rows:
+            passed_by["labelled"] += 1
+        elif not _finite(expected := reference.rows(dump), rows_of(dump)):
+            passed_by["reference_nonfinite"] += 1
+        else:
+            comparison.add(dump, expected, reference.dtype)
+            samples, tokens, dtype = samples + 1, tokens + dump.tokens, dump.spec.dtype
+            progress(samples)
     kinds = comparison.kinds
-    if with_media and not kinds:
-        raise VerifyError(
-            f"all {with_media} captures taken were made with images or sound, which a capture does not hold: they "
-            "cannot be recomputed. Take more with --sample, or capture some text"
-        )
     if not kinds:
-        raise VerifyError("no captures to verify")
+        raise _nothing_compared(passed_by, reference)
     return VerifyReport(
         ok=all(kind.ok for kind in kinds),
         source="",
         model=reference.name,
         samples=samples,
         tokens=tokens,
-        with_media=with_media,
+        **passed_by,
         dtype=dtype,
         oracle_dtype=reference.dtype,
         worst_error=max(kind.worst_error for kind in kinds),
         first_difference=comparison.first_difference,
         kinds=kinds,
+    )
+
+
+def _finite(rows: Rows, kinds: Iterable[str]) -> bool:
+    """Whether the rows of these kinds are free of NaN and Inf."""
+    return all(bool(rows[name].isfinite().all()) for name in kinds)
+
+
+def _nothing_compared(passed_by: Counter[str], reference: Reference) -> VerifyError:
+    reasons = {
+        "with_media": "made with images or sound, which a capture does not hold: they cannot be recomputed",
+        "labelled": "labelled to have NaN or Inf in their rows: the engine computed them so, and they are not compared",
+        "reference_nonfinite": f"such that {reference.name} itself gives NaN or Inf in {reference.dtype}: look at its "
+        "weights, or compute in another dtype",
+    }
+    if not passed_by:
+        return VerifyError("no captures to verify")
+    found = "; ".join(f"{count} {reasons[name]}" for name, count in passed_by.items())
+    return VerifyError(
+        f"all {passed_by.total()} captures taken are passed by: {found}. Take more with --sample, or capture some text"
     )
 
 

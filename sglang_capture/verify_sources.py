@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from sglang_capture import spool
-from sglang_capture.dump import Dump, DumpError, load_dump
+from sglang_capture.dump import LABELS, Dump, DumpError, load_dump
 from sglang_capture.export import get_exporter
 from sglang_capture.export.folder import read_lineage
 from sglang_capture.shards import CaptureDataset
@@ -37,9 +37,10 @@ def open_source(path: Path) -> Source:
 
 def _dataset(path: Path) -> Source:
     dataset = CaptureDataset(path, rank=0, world_size=1)
+    places = {sample_id: place for place, sample_id in enumerate(dataset.ids)}
 
     def load(sample_id: str) -> Dump:
-        sample = dataset.by_id(sample_id)
+        sample, metadata = dataset.by_id(sample_id), dataset.metadata(places[sample_id])
         return Dump(
             capture_id=sample_id,
             request_id="",
@@ -47,6 +48,7 @@ def _dataset(path: Path) -> Source:
             input_ids=sample["input_ids"],
             hidden_states=sample["hidden_states"],
             last_hidden={key: sample[key] for key in dataset.spec.last_hidden_keys},
+            **{key: int(metadata.get(key, 0)) for key in LABELS},
         )
 
     return Source(dataset.ids, load)

@@ -201,3 +201,9 @@ def test_the_dtype_is_read_however_it_is_written(kimi: Path, written: dict[str, 
     config = {**KIMI, "text_config": {**KIMI["text_config"], "torch_dtype": None}, **written}  # type: ignore[dict-item]
     (kimi / "config.json").write_text(json.dumps(config))
     assert read_spec(str(kimi), None, None).dtype == "float16"
+
+
+@pytest.mark.parametrize("option", ["--model", "--tokenizer"])
+def test_a_directory_that_is_not_there_is_named_before_the_file_is_read(tmp_path: Path, option: str) -> None:
+    with pytest.raises(UsageError, match=f"there is no directory ./absent; {option} takes"):
+        estimate(str(tmp_path / "absent.jsonl"), option, "./absent")

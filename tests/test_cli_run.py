@@ -163,9 +163,10 @@ def test_the_same_rows_can_be_captured_with_other_layers(tmp_path: Path, sglang:
         (["--layers", "3,x"], LayerError, "comma-separated"),
         (["--layers", "400"], LayerError, "does not exist"),
         (["--last-hidden", "last"], UsageError, "none, post, pre, both"),
-        (["--tokenizer", "/nonexistent"], CaptureError, "no tokenizer could be loaded"),
+        (["--tokenizer", "/nonexistent"], UsageError, "there is no directory /nonexistent"),
+        (["--tokenizer", "non/existent"], CaptureError, "no tokenizer could be loaded"),
     ],
-    ids=["no layers", "no such layer", "no such kind", "no such tokenizer"],
+    ids=["no layers", "no such layer", "no such kind", "no such directory", "no such tokenizer"],
 )
 def test_what_cannot_be_is_refused_before_anything_is_sent(
     tmp_path: Path, sglang: StandInServer, service: str, options: list[str], error: type[Exception], message: str

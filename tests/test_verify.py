@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,6 +22,7 @@ from sglang_capture.references import AnotherModelError, TransformersReference
 from sglang_capture.shards import DatasetWriter, Sample
 from sglang_capture.spec import CaptureSpec
 from sglang_capture.verify import VerifyError, verify_dataset, verify_dumps
+from sglang_capture.verify_sources import open_source
 
 transformers = pytest.importorskip("transformers")
 
@@ -284,10 +286,38 @@ def test_captures_with_images_are_passed_by(model: Any) -> None:
         oracle = TransformersReference(Oracle(model))
         report = verify_dumps([seeing, plain], oracle)
         assert (report.ok, report.samples, report.with_media) == (True, 1, 1)
-        with pytest.raises(VerifyError, match="all 1 captures taken were made with images"):
+        with pytest.raises(VerifyError, match="all 1 captures taken are passed by: 1 made with images"):
             verify_dumps([seeing], oracle)
     finally:
         del model.config.media_placeholder_token_id
+
+
+def test_captures_labelled_with_nan_are_passed_by(tmp_path: Path, model: Any, oracle: TransformersReference) -> None:
+    right, bad = (replace(capture(model, name, 9), spec=spec_of(model_path="m")) for name in ("right", "bad"))
+    bad.hidden_states[2] = float("nan")
+    samples = [Sample("right", right), Sample("bad", replace(bad, nonfinite_rows=1))]
+    with DatasetWriter(tmp_path, right.spec) as writer:
+        writer.write_shard(samples)
+    source = open_source(tmp_path)
+    report = verify_dumps(map(source.load, source.ids), oracle)
+    assert (report.ok, report.samples, report.labelled) == (True, 1, 1)
+    with pytest.raises(VerifyError, match="all 1 captures taken are passed by: 1 labelled to have NaN"):
+        verify_dumps([source.load("bad")], oracle)
+
+
+def test_a_model_that_gives_nan_itself_is_said_to(model: Any) -> None:
+    right = capture(model, tokens=9)
+    absent = next(token for token in range(VOCABULARY) if token not in right.input_ids)
+    touched = replace(right, capture_id="touched", input_ids=right.input_ids.clone())
+    touched.input_ids[3] = absent
+    broken = copy.deepcopy(model)
+    with torch.no_grad():
+        broken.model.embed_tokens.weight[absent] = float("nan")
+    reference = TransformersReference(Oracle(broken), "the model")
+    report = verify_dumps([right, touched], reference)
+    assert (report.ok, report.samples, report.reference_nonfinite) == (True, 1, 1)
+    with pytest.raises(VerifyError, match="1 such that the model itself gives NaN or Inf in float32"):
+        verify_dumps([touched], reference)
 
 
 def test_the_final_norm_is_found_in_other_families() -> None:

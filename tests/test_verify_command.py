@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +16,7 @@ import pytest
 import torch
 import typer
 from factories import make_dataset, make_spec, save_dump
+from service.running import until
 from service.standin import Generate, StandInServer, put_failure
 from typer.testing import CliRunner, Result
 
@@ -189,6 +194,44 @@ def test_a_second_server_that_refuses_says_why(dataset: Path, second_server: Sta
 def test_a_model_and_a_server_are_not_named_together(dataset: Path) -> None:
     result = run(dataset, "--with-server", "http://127.0.0.1:1", "--model", "m")
     assert isinstance(result.exception, UsageError) and "name one of them" in str(result.exception)
+
+
+def test_a_directory_that_is_not_there_is_named_before_anything_is_read(tmp_path: Path) -> None:
+    result = run(tmp_path / "absent", "--model", "/nonexist")
+    assert isinstance(result.exception, UsageError)
+    assert "there is no directory /nonexist" in str(result.exception)
+
+
+def test_what_is_passed_by_is_said(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    states = KnownStates.states
+
+    def nan_for_the_shortest(known: KnownStates, input_ids: torch.Tensor) -> States:
+        right = states(known, input_ids)
+        return replace(right, post=right.post * float("nan")) if len(input_ids) == 3 else right
+
+    monkeypatch.setattr(KnownStates, "states", nan_for_the_shortest)
+    result = run(dataset)
+    assert result.exit_code == 0
+    assert "passed by 1 capture for which" in result.stdout and "itself gives NaN or Inf" in result.stdout
+    assert json.loads(run(dataset, "--json").stdout)["reference_nonfinite"] == 1
+
+
+def test_ended_by_a_signal_it_leaves_nothing_on_the_second_server(dataset: Path, second_server: StandInServer) -> None:
+    go_on, answer = threading.Event(), second_server.behaviour
+
+    def hang(server: StandInServer, request: Generate) -> int:
+        answer(server, request)
+        go_on.wait(60)
+        return 200
+
+    second_server.behaviour = hang
+    command = [sys.executable, "-m", "sglang_capture", "verify", str(dataset), "--with-server", second_server.url]
+    with subprocess.Popen([*command, "--spool", str(second_server.spool)]) as process:
+        until(lambda: list(second_server.spool.glob("*.pt")), "the capture")
+        process.terminate()
+        assert process.wait(60) == 128 + signal.SIGTERM
+    assert list(second_server.spool.glob("*.pt")) == []
+    go_on.set()
 
 
 def test_a_damaged_byte_is_found_if_asked_for(dataset: Path) -> None:

@@ -69,6 +69,16 @@ def chosen_last_hidden(text: str | None) -> LastHidden | None:
     raise UsageError(f"--last-hidden must be one of {', '.join(LAST_HIDDEN_CHOICES)}; found {text!r}")
 
 
+def check_place(name: str | None, option: str) -> None:
+    """Ask early, before anything is read, whether what looks like a path is there.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if name is not None and name.startswith(("/", "./", "../", "~")) and not Path(name).exists():
+        raise UsageError(f"there is no directory {name}; {option} takes a directory, or a name on the Hugging Face Hub")
+
+
 def read_config(model: str) -> dict[str, Any]:
     """``config.json`` of a directory, or of a model on the Hugging Face Hub.
 

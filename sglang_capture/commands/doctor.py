@@ -36,7 +36,9 @@ def doctor(
     """
     from sglang_capture.commands._checks import run_checks
     from sglang_capture.commands._output import print_json, say
+    from sglang_capture.commands._signals import exit_on_sigterm
 
+    exit_on_sigterm()  # a probe that was sent must not stay in the spool
     checks = []
     for check in run_checks(server=server, service=service, model=model, spool=spool, self_test=not no_self_test):
         checks.append(check)

@@ -50,6 +50,7 @@ def estimate(
     Example: sglang-capture estimate train.jsonl --model moonshotai/Kimi-K2.5 --trust-remote-code --sample 2000
     """
     from sglang_capture.commands._estimate import EstimateOptions, run_estimate
+    from sglang_capture.commands._model import check_place
 
     options = EstimateOptions(
         rows=RowOptions(file, column, split, subset),
@@ -63,4 +64,6 @@ def estimate(
         spool=spool,
         data=data,
     )
+    for option, name in (("--model", model), ("--tokenizer", tokenizer)):
+        check_place(name, option)
     raise typer.Exit(run_estimate(options, as_json=as_json))

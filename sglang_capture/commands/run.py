@@ -58,6 +58,7 @@ def run(
 
     Example: sglang-capture run train.jsonl --generate --temperature 0.7
     """
+    from sglang_capture.commands._model import check_place
     from sglang_capture.commands._run import RunOptions, run_file
     from sglang_capture.prompts import Layout
 
@@ -76,4 +77,5 @@ def run(
         patience=patience,
         as_json=as_json,
     )
+    check_place(tokenizer, "--tokenizer")
     raise typer.Exit(run_file(options))

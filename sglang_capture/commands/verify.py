@@ -65,6 +65,8 @@ def verify(
 
     Example: `sglang-capture verify captures --sample 16`
     """
+    from sglang_capture.commands._model import check_place
+    from sglang_capture.commands._signals import exit_on_sigterm
     from sglang_capture.errors import UsageError
     from sglang_capture.export.folder import read_lineage
     from sglang_capture.shards import check_dataset
@@ -72,6 +74,8 @@ def verify(
     from sglang_capture.spool import DEFAULT_DIRECTORY
     from sglang_capture.verify import verify_dataset, verify_with_server
 
+    check_place(model, "--model")
+    exit_on_sigterm()  # what a second server was asked for must not stay in its spool
     if with_server is not None and model is not None:
         raise UsageError(
             "--model is what transformers loads, and --with-server asks a server instead: name one of them"
@@ -128,6 +132,11 @@ def print_report(report: VerifyReport) -> None:
     Console().print(table)
     if report.with_media:
         say(f"passed by {plural(report.with_media, 'capture')} with images or sound: they cannot be recomputed", "warn")
+    if report.labelled:
+        say(f"passed by {plural(report.labelled, 'capture')} labelled to have NaN or Inf", "warn")
+    if report.reference_nonfinite:
+        found = plural(report.reference_nonfinite, "capture")
+        say(f"passed by {found} for which {report.model} itself gives NaN or Inf in {report.oracle_dtype}", "warn")
     for kind in report.kinds:
         if kind.first_difference is not None:
             say(_where(kind, kind.first_difference))

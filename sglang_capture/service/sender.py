@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fastapi.concurrency import run_in_threadpool
@@ -139,9 +140,10 @@ class Sender:
     def _its_own(self, ask: Ask, row: CaptureRow) -> CaptureRow:
         """A record with tensors, if they are those that are asked for. Raises as :meth:`_existing`."""
         if not ask.is_of(row):
-            raise _conflict(ask, f"it is {row.state} and of another prompt, loss mask or origin")
+            why = f"it is {row.state} and of another prompt, loss mask or origin"
+            raise _conflict(ask, why, packed=row.state == "packed")
         if differences := self._spec_differences(ask, row):
-            raise _conflict(ask, f"it is {row.state} with another spec ({'; '.join(differences)})")
+            raise _conflict(ask, _another_spec(row, differences), packed=row.state == "packed")
         return row
 
     def _spec_differences(self, ask: Ask, row: CaptureRow) -> list[str]:
@@ -269,11 +271,17 @@ class Sender:
         return await self._record(ask)
 
 
-def _conflict(ask: Ask, why: str) -> ProblemError:
-    return ProblemError(
-        "id-conflict",
-        f"the id {ask.capture_id} is taken: {why}. Give another capture_id, or forget the old capture first",
+def _another_spec(row: CaptureRow, differences: Sequence[str]) -> str:
+    return f"it is {row.state} with another spec (what it has / what is asked for now: {'; '.join(differences)})"
+
+
+def _conflict(ask: Ask, why: str, *, packed: bool = False) -> ProblemError:
+    advice = (
+        "A packed capture cannot be forgotten: give other ids, or have a service with another --data directory take it"
+        if packed
+        else "Give another capture_id, or forget the old capture first"
     )
+    return ProblemError("id-conflict", f"the id {ask.capture_id} is taken: {why}. {advice}")
 
 
 def _failed(row: CaptureRow) -> ProblemError:

@@ -87,6 +87,16 @@ def test_an_id_belongs_to_one_capture(service: httpx.Client, sglang: StandInServ
     assert sglang.sent_ids == ["a"]
 
 
+def test_a_packed_capture_of_another_spec_says_which_is_which_and_what_to_do(service: httpx.Client) -> None:
+    capture(service, input_ids=[1, 2], capture_id="a").raise_for_status()
+    ask = {"input_ids": [1, 2], "layers": [2, 30, 58], "capture_id": "a"}
+    assert "forget the old capture" in problem(capture(service, **ask), 409, "id-conflict")["detail"]
+    service.post("/capture/shards").raise_for_status()
+    detail = problem(capture(service, **ask), 409, "id-conflict")["detail"]
+    assert "(what it has / what is asked for now: layers: (3, 31, 59) / (2, 30, 58))" in detail
+    assert "cannot be forgotten" in detail and "another --data directory" in detail
+
+
 def test_another_request_for_an_id_under_way_is_a_conflict(service: httpx.Client, sglang: StandInServer) -> None:
     go_on = threading.Event()
 

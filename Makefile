@@ -46,7 +46,7 @@ bench: $(READY)  ## every rival beside ours, as ratios
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.run_all
 
 $(READY): pyproject.toml constraints.txt
-	@echo "building .venv: the first time this takes 5 to 10 minutes, and 11 GB with SGLang's CUDA libraries"
+	@echo "building .venv: the first time this takes 5 to 10 minutes, and 11 GiB with SGLang's CUDA libraries"
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade --constraint constraints.txt pip
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[sglang,transformers,data,export,dev]'

@@ -128,11 +128,15 @@ def test_refuses_where_its_entry_point_is_missing(
     assert "pip install" in capsys.readouterr().err
 
 
-def test_help_comes_with_the_help_of_sglang(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_comes_with_the_help_of_sglang(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", "/one:/another")
     assert "--help" in launched("--help").command
     shown = capsys.readouterr().out
     assert "python -m sglang_capture_patches.cpu" in shown
     assert "SGLANG_USE_CPU_ENGINE=1" in shown
+    assert f"PATH=$PATH:{Path(sys.executable).parent}" in shown and "/another" not in shown
 
 
 def test_register_leaves_other_servers_alone(monkeypatch: pytest.MonkeyPatch) -> None:

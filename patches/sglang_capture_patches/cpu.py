@@ -25,6 +25,7 @@ STARTED_HERE = "SGLANG_CAPTURE_CPU"
 
 _PLUGIN_GROUP = "sglang.srt.plugins"
 _USED_WRONGLY = 2
+_FOLDERS = ("PATH", "PYTHONPATH")
 
 _HELP = """\
 usage: python -m sglang_capture_patches.cpu ARGUMENTS OF sglang.launch_server
@@ -36,7 +37,8 @@ Starts stock SGLang on a machine without a GPU, for trying things out and for te
 
 Added where you did not give them: {arguments}
 Set where you did not set them: {environment}
-SGLang's own help follows.
+
+------------------------------ the help of sglang.launch_server ------------------------------
 """
 
 
@@ -45,8 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     given = list(sys.argv[1:] if arguments is None else arguments)
     environment = environment_of(given, os.environ)
     if {"-h", "--help"} & set(given):
-        added = {key: value for key, value in environment.items() if os.environ.get(key) != value}
-        print(_HELP.format(arguments=" ".join(defaults_for([])), environment=" ".join(map("=".join, added.items()))))
+        print(_HELP.format(arguments=" ".join(defaults_for([])), environment=" ".join(_changed(environment))))
         sys.stdout.flush()
     else:
         _refuse_where_useless()
@@ -144,6 +145,18 @@ def environment_of(given: Sequence[str], current: Mapping[str, str]) -> dict[str
     if plugins and ENTRY_POINT not in plugins:  # where it is set, it names all plugins there will be
         environment["SGLANG_PLUGINS"] = ",".join([*plugins, ENTRY_POINT])
     return environment
+
+
+def _changed(environment: Mapping[str, str]) -> list[str]:
+    """What is set for the server as ``NAME=value``; of a longer list of folders only what is added to yours."""
+    shown = []
+    for name, value in environment.items():
+        own = os.environ.get(name)
+        if own and name in _FOLDERS:
+            value = value.replace(own, f"${name}")
+        if value not in (own, f"${name}"):
+            shown.append(f"{name}={value}")
+    return shown
 
 
 def _ranks(given: Sequence[str]) -> int:

@@ -198,15 +198,22 @@ def _print_result(result: dict[str, Any], summary: dict[str, Any], good: bool) -
             ("logs", result["logs"]),
         ]
     )
-    print(_NEXT)
+    print(_NEXT.format(activate=_activation()))
     if good:
         say("all of it is right", "ok")
     else:
         say("something is missing or wrong: see above, and the logs", "wrong")
 
 
+def _activation() -> str:
+    """The line that makes our command one of the shell, where it is none yet."""
+    script = Path(sys.prefix, "bin", "activate")
+    return "" if shutil.which("sglang-capture") or not script.exists() else f"  . {script}\n"
+
+
 _NEXT = """
 The same on your own server and data:
+{activate}\
   SGLANG_PLUGINS=sglang_capture python -m sglang.launch_server --model-path MODEL …
   sglang-capture serve --data DIR
   sglang-capture run YOUR.jsonl

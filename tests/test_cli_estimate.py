@@ -207,3 +207,9 @@ def test_the_dtype_is_read_however_it_is_written(kimi: Path, written: dict[str, 
 def test_a_directory_that_is_not_there_is_named_before_the_file_is_read(tmp_path: Path, option: str) -> None:
     with pytest.raises(UsageError, match=f"there is no directory ./absent; {option} takes"):
         estimate(str(tmp_path / "absent.jsonl"), option, "./absent")
+
+
+def test_bad_rows_beyond_the_first_are_counted(tmp_path: Path, kimi: Path) -> None:
+    result = CliRunner().invoke(cli.app, ["estimate", write(tmp_path, ["?"] * 8), "--model", str(kimi)])
+    assert "rows.jsonl:5: " in result.stderr and "rows.jsonl:6: " not in result.stderr
+    assert "and 3 more bad rows; --json lists them" in result.stderr

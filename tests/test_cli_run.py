@@ -106,6 +106,11 @@ def test_where_the_number_of_rows_is_not_known_the_end_tells(
     assert (code, summary["rows"], summary["captured"], summary["not_tried"]) == (0, 12, 12, 0)
 
 
+def test_a_file_without_rows_is_used_wrongly(tmp_path: Path, service: str) -> None:
+    with pytest.raises(UsageError, match=r"rows\.jsonl holds no row"):
+        run(write(tmp_path, ["", ""]), "--service", service)
+
+
 def test_masks_that_teach_nothing_are_warned_of(tmp_path: Path, sglang: StandInServer, service: str) -> None:
     file = write(tmp_path, [{**ROWS[0], "loss_mask": [0, 0, 0]}, {**ROWS[1], "loss_mask": [1, 1, 1]}])
     shown = CliRunner().invoke(cli.app, ["run", file, "--service", service]).stdout

@@ -84,7 +84,7 @@ BAD_ROWS: list[tuple[dict[str, Any], str]] = [
     ({"text": "x", "input_ids": [1]}, "found both text and input_ids; name the one that is meant with --column"),
     ({"prompt": "x", "text": "x"}, "found both prompt and text"),
     ({"text": ""}, "not empty"),
-    ({"text": 3}, "text must be a text"),
+    ({"text": 3}, "text must be a text that is not empty; found 3"),
     ({"text": "a\ud800"}, "half a surrogate pair at character 1"),
     ({"input_ids": []}, "one or more token ids"),
     ({"input_ids": "1 2"}, "a list of one or more"),

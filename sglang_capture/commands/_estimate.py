@@ -176,6 +176,8 @@ def _facts(count: TokenCount, around: Surroundings) -> dict[str, Any]:
 def _print(source: RowSource, count: TokenCount, around: Surroundings, facts: dict[str, Any]) -> None:
     for line, reason in count.faults[:_FAULTS_SHOWN]:
         say(f"{source.place(line)}: {reason}", "wrong", console=error_console())
+    if count.bad_rows > _FAULTS_SHOWN:
+        say(f"and {plural(count.bad_rows - _FAULTS_SHOWN, 'more bad row')}; --json lists them", console=error_console())
     spec, about = around.spec, "" if count.sampled is None else "about "
     sampled = "" if count.sampled is None else f" (estimated from {plural(count.sampled, 'row')} drawn at random)"
     states = f"layers {', '.join(map(str, spec.layers))}, last hidden state {spec.last_hidden}"

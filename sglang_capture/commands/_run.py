@@ -62,7 +62,7 @@ def run_file(options: RunOptions) -> int:
 
     Raises:
         CaptureError: nothing can be captured: no service, no server, no plugin, no such layers.
-        UsageError: the rows cannot be read, or options contradict each other.
+        UsageError: there is no row, the rows cannot be read, or options contradict each other.
     """
     if options.generate is not None and options.tokenizer is not None:
         raise UsageError(
@@ -71,6 +71,8 @@ def run_file(options: RunOptions) -> int:
         )
     source = options.rows.open()
     total = _total(source, options.limit)
+    if total == 0:
+        raise UsageError(f"{source.name} holds no row: nothing to capture")
     started = time.monotonic()
     tally, masks = asyncio.run(_capture(options, source, total))
     summary = _summary(tally, masks, total, time.monotonic() - started)

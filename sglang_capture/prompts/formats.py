@@ -92,7 +92,7 @@ def _by_shape(row: Mapping[str, Any], key: str) -> dict[str, Any]:
 def _text(row: Mapping[str, Any], key: str) -> dict[str, Any]:
     text = row[key]
     if not isinstance(text, str) or not text:
-        raise RowError(f"{key} must be a text that is not empty")
+        raise RowError(f"{key} must be a text that is not empty; found {text!r:.80}")
     if row.get("loss_mask") is not None:
         raise RowError(f"loss_mask needs input_ids, one entry per id; found it beside {key}")
     try:
@@ -122,7 +122,7 @@ def _conversation(row: Mapping[str, Any], key: str) -> dict[str, Any]:
     """ShareGPT's turns; some files have OpenAI's messages under the same key."""
     turns = row[key]
     if not isinstance(turns, list) or not turns:
-        raise RowError(f"{key} must be a list of one or more turns")
+        raise RowError(f"{key} must be a list of one or more turns; found {turns!r:.80}")
     messages = [_turn(turn, f"turn {number}") for number, turn in enumerate(turns, start=1)]
     system = row.get("system")
     if isinstance(system, str) and system and messages[0].get("role") != "system":
@@ -179,7 +179,8 @@ def _instruction(row: Mapping[str, Any], _key: str) -> dict[str, Any]:
         if not isinstance(value, str):
             raise RowError(f"{name} must be a text; found {value!r:.80}")
     if not fields["instruction"]:
-        raise RowError("instruction must be a text that is not empty")
+        found = row.get("instruction")
+        raise RowError(f"instruction must be a text that is not empty; found {found!r:.80}")
     question = "\n\n".join(filter(None, (fields["instruction"], fields["input"])))
     turns = [("system", fields["system"]), ("user", question), ("assistant", fields["output"])]
     return _laid_open(row, [{"role": role, "content": content} for role, content in turns if content])

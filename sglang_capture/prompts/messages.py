@@ -26,7 +26,7 @@ def tidy_messages(messages: object) -> list[Message]:
         RowError: this is no conversation of texts; the message says which of its messages is malformed.
     """
     if not isinstance(messages, list) or not messages:
-        raise RowError("messages must be a list of one or more messages")
+        raise RowError(f"messages must be a list of one or more messages; found {messages!r:.80}")
     _check_depth(messages, "messages")
     tidied = []
     for number, message in enumerate(messages, start=1):

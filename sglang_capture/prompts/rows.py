@@ -160,7 +160,7 @@ def parse_ids(value: object) -> list[int]:
         RowError: they are not.
     """
     if not isinstance(value, list) or not value:
-        raise RowError("input_ids must be a list of one or more token ids")
+        raise RowError(f"input_ids must be a list of one or more token ids; found {value!r:.80}")
     for position, token in enumerate(value):
         if type(token) is not int or not 0 <= token <= _LARGEST_ID:
             raise RowError(f"input_ids must be whole numbers ≥ 0; found {token!r:.80} at position {position}")
@@ -197,7 +197,7 @@ def _parse_mask(value: object, length: int) -> list[int] | None:
     if value is None:
         return None
     if not isinstance(value, list) or any(entry not in (0, 1) for entry in value):
-        raise RowError("loss_mask must be a list of 0 and 1")
+        raise RowError(f"loss_mask must be a list of 0 and 1; found {value!r:.80}")
     if len(value) != length:
         raise RowError(f"loss_mask has {len(value)} entries for {length} input_ids; both must be as long")
     return [int(entry) for entry in value]

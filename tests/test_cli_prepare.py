@@ -135,3 +135,23 @@ def test_what_cannot_be_read_leaves_what_was_there(tmp_path: Path, tokenizer: Ch
     assert isinstance(nothing.exception, UsageError) and "cannot be read" in str(nothing.exception)
     assert out.read_text() == "old"
     assert {path.name for path in tmp_path.iterdir()} == {"model", "rows.jsonl", "out.jsonl"}
+
+
+def test_the_input_is_never_overwritten(tmp_path: Path, tokenizer: ChatTokenizer) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps(ROWS[0]) + "\n")
+    before = file.read_bytes()
+    result = CliRunner().invoke(cli.app, ["prepare", str(file), str(file), "--model", str(tmp_path / "model")])
+    assert isinstance(result.exception, UsageError)
+    assert "is the file that is read" in str(result.exception)
+    assert file.read_bytes() == before
+
+
+def test_a_conversation_without_an_answer_teaches_nothing_and_is_counted(
+    tmp_path: Path, tokenizer: ChatTokenizer
+) -> None:
+    code, statistics, _ = prepare(tmp_path, rows=[{"messages": CHAT[:1]}])
+    assert code == 0
+    assert (statistics["masks_all_zero"], statistics["supervised_tokens"]) == (1, 0)
+    (row,) = written(tmp_path)
+    assert row["loss_mask"] == [0] * len(row["input_ids"])

@@ -90,6 +90,7 @@ def run_prepare(options: PrepareOptions, *, as_json: bool) -> int:
         UsageError: the rows cannot be read, or the output cannot be written.
         CaptureError: the tokenizer cannot be loaded.
     """
+    _check_out(options)
     source = options.rows.open()
     tokenizer = ChatTokenizer(options.tokenizer, trust_remote_code=options.trust_remote_code)
     tokenizer.load()
@@ -116,6 +117,13 @@ def run_prepare(options: PrepareOptions, *, as_json: bool) -> int:
     summary = _summary(statistics, options)
     print_json(summary) if as_json else _print_summary(summary)
     return 1 if statistics.bad_rows else 0
+
+
+def _check_out(options: PrepareOptions) -> None:
+    """Raises UsageError: the output would take the place of the input."""
+    source = Path(options.rows.file)
+    if source.exists() and options.out.exists() and options.out.samefile(source):
+        raise UsageError(f"{options.out} is the file that is read: give the prepared rows another name")
 
 
 def show_prompt(prompt: Prompt, tokenizer: ChatTokenizer, console: Console) -> None:

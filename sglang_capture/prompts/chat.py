@@ -51,8 +51,8 @@ class ChatTokenizer:
 
     def encode_messages(
         self, messages: Sequence[Message], *, tools: list[Any] | None = None
-    ) -> tuple[list[int], list[int] | None]:
-        """The ids of a conversation, and 1 for each that an assistant wrote (``None`` if no assistant speaks).
+    ) -> tuple[list[int], list[int]]:
+        """The ids of a conversation, and for each 1 if an assistant wrote it, else 0.
 
         A conversation that does not end with an assistant's turn gets the prompt for one appended, as the engine's
         chat route would do.
@@ -66,7 +66,8 @@ class ChatTokenizer:
         """
         ask = messages[-1]["role"] != "assistant"
         if all(message["role"] != "assistant" for message in messages):
-            return self.encode(self.render(messages, ask=ask, tools=tools)), None
+            ids = self.encode(self.render(messages, ask=ask, tools=tools))
+            return ids, [0] * len(ids)
         if self._marks_generation:
             return self._encode_marked(messages, ask, tools)
         text = self.render(messages, ask=ask, tools=tools)

@@ -178,7 +178,7 @@ def _tokens(
         if tokenizer is None:
             raise RowError("messages need the model's tokenizer, and there is none here; name it, or send input_ids")
         encoded, mask = tokenizer.encode_messages(row["messages"], tools=row.get("tools"))
-        rule = "none" if mask is None else tokenizer.mask_rule
+        rule = tokenizer.mask_rule if any(mask) else "none"
         return encoded, mask, lineage_of(tokenizer, layout, rule)
     return _cut_text(row["text"], tokenizer, layout.max_length), None, None
 

@@ -101,7 +101,7 @@ class Oracle:
             model = model if device == "auto" else model.to(device)
         except (OSError, ValueError, ImportError, RuntimeError) as error:
             raise OracleError(
-                f"transformers cannot load {path!r} ({error}): name a directory or a Hub id with --model"
+                f"transformers cannot load {path!r} ({error}): name its directory, or its name on the Hub"
             ) from error
         return cls(model.eval())
 

@@ -87,3 +87,11 @@ def test_options_reach_the_format(dataset: Path) -> None:
 
 def test_help_has_an_example(dataset: Path) -> None:
     assert "sglang-capture export captures --to specforge" in " ".join(run(dataset, "--help").stdout.split())
+
+
+@pytest.mark.parametrize("option", ["--verify-with", "--model"])
+def test_a_model_that_is_not_there_is_named_before_anything_is_written(dataset: Path, option: str) -> None:
+    result = run(dataset, option, str(dataset / "gone"))
+    assert isinstance(result.exception, UsageError)
+    assert f"there is no directory {dataset / 'gone'}; {option} takes" in str(result.exception)
+    assert not (dataset.parent / "out").exists()

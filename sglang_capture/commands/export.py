@@ -60,8 +60,11 @@ def export(
 
     Example: `sglang-capture export captures --to specforge captures-specforge`
     """
+    from sglang_capture.commands._model import check_place
     from sglang_capture.export import ExportOptions, export_dataset
 
+    check_place(model, "--model")
+    check_place(verify_with, "--verify-with")
     options = ExportOptions(model=model, draft_vocab_size=draft_vocab_size, seq_length=seq_length, fp8=fp8)
     with progress_bar("Exporting") as progress:
         summary = export_dataset(dataset, to, out, ids=_ids(ids), options=options, progress=progress)

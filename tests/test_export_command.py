@@ -78,11 +78,11 @@ def test_wrong_use_is_a_usage_error(dataset: Path, options: list[str], told: str
 
 
 def test_options_reach_the_format(dataset: Path) -> None:
-    options = ["--to", "angelslim", "--draft-vocab-size", "9", "--seq-length", "3", "--model", "/models/unused"]
+    options = ["--to", "angelslim", "--draft-vocab-size", "9", "--seq-length", "3", "--model", str(dataset)]
     summary = json.loads(run(dataset, "--json", *options).stdout)
     assert "1 of 2 samples were cut to their first 3 tokens" in summary["notes"]
     lineage = json.loads((dataset.parent / "out/sglang_capture_export.json").read_text())
-    assert lineage["options"] == {"model": "/models/unused", "draft_vocab_size": 9, "seq_length": 3, "fp8": False}
+    assert lineage["options"] == {"model": str(dataset), "draft_vocab_size": 9, "seq_length": 3, "fp8": False}
 
 
 def test_help_has_an_example(dataset: Path) -> None:

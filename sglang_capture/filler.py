@@ -88,13 +88,12 @@ class Filler(ABC):
         if not self._wanted(capture):
             return
         capture.coverage.add(start, stop)
-        if capture.coverage.reaches(capture.request.tokens) and self._close(capture):
+        if capture.coverage.reaches(capture.request.tokens) and self._close(capture, failed=False):
             self._thread.submit(lambda: self._complete(capture))
 
     def fail(self, capture: Capture, reason: str) -> None:
         """End a capture without a dump."""
-        if self._close(capture):
-            capture.failed = True
+        if self._close(capture, failed=True):
             self._failed(capture, reason)
 
     def fail_all(self, reason: str) -> None:
@@ -141,12 +140,13 @@ class Filler(ABC):
         with self._lock:
             self._open.add(capture)
 
-    def _close(self, capture: Capture) -> bool:
+    def _close(self, capture: Capture, *, failed: bool) -> bool:
         """Whether this call is the one that ends the capture."""
         with self._lock:
             if not capture.open:
                 return False
             capture.open = False
+            capture.failed = failed
             self._open.discard(capture)
             return True
 

@@ -46,7 +46,7 @@ class Follower(Filler):
         if capture.open and capture.board is None:
             capture.board = Board.open(capture.part)
             if capture.board is None:
-                self._close(capture)
+                self._close(capture, failed=True)
             else:
                 self._thread.submit(lambda: self._map(capture))
         return capture.open
@@ -59,7 +59,7 @@ class Follower(Filler):
         try:
             while not board.laid_out and capture.open and time.monotonic() < deadline:
                 if board.given_up:  # the first stage has recorded why
-                    self._close(capture)
+                    self._close(capture, failed=True)
                 time.sleep(0.001)
             if board.laid_out and capture.open:
                 capture.dump = DumpFile.attach(

@@ -189,11 +189,22 @@ class Recorder(Filler):
                 if capture.board is not None:
                     capture.board.say_laid_out(capture.part)
         except Exception as error:
-            self.fail(capture, _reason(error))
+            self._give_up(capture, _reason(error))
         finally:
             capture.laid_out.set()
 
+    def _give_up(self, capture: Capture, reason: str) -> None:
+        """As :meth:`fail`, also where this stage had handed over all that it has."""
+        with self._lock:
+            over = capture.failed
+            capture.open, capture.failed = False, True
+            self._open.discard(capture)
+        if not over:
+            self._failed(capture, reason)
+
     def _complete(self, capture: Capture) -> None:
+        if capture.failed:
+            return
         if self._stages == 1:
             self._check(capture, RowFaults(), 0)
         else:

@@ -72,6 +72,27 @@ def test_the_second_stage_may_have_all_the_rows(tmp_path, stages):
     assert (first.counts.published, first.counts.failed) == (1, 0)
 
 
+def test_a_layout_that_fails_behind_the_first_stages_part_is_told_with_its_reason(tmp_path, stages, monkeypatch):
+    first, second = stages
+    held = threading.Event()
+    first._thread.submit(held.wait)
+    spec = SPEC.model_copy(update={"layers": (59,)})
+    one, two = first.begin(request(spec=spec)), second.begin(request(spec=spec))
+    first.commit(one, 0, 10)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    held.set()
+    hand_over(second, two, {key: rows(10, SPEC)[key] for key in SECOND}, 0, 10)
+    wait_for(failure_path(tmp_path, "a").exists)
+    failure = read_failure(failure_path(tmp_path, "a"))
+    assert failure.reason.startswith(SPOOL_FULL) and failure.retriable
+    wait_for(lambda: first.in_flight == second.in_flight == first.account.used == 0)
+    assert (first.counts.failed, first.counts.published) == (1, 0)
+
+
 def test_the_second_stage_may_come_long_after_the_first(tmp_path, stages):
     first, second = stages
     contents = {f"c{n}": rows(10, SPEC, seed=n) for n in range(5)}

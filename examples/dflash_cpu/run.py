@@ -4,8 +4,8 @@
 
 A tiny target learns a tiny language. What it computes for its own answers is captured, with the layers that `plan`
 reads from the draft's config, SpecForge trains a draft on it, and how many tokens are accepted of it is worked out.
-Then the same draft is given shifted layers, the embeddings in the place of the first: fewer tokens are accepted, and
-`check-draft` tells the two apart.
+Then the same draft is given the layers before its own, as ids of the other convention would have it: fewer tokens are
+accepted, and `check-draft` tells the two apart.
 
 SGLang serves no DFlash draft on a CPU, so here the acceptance is not counted by a server.
 """
@@ -71,10 +71,10 @@ def run(work: Work, target_steps: int, draft_steps: int) -> None:
 
 
 def acceptance_of_shifted_layers(work: Work, draft: Path, layers: list[int]) -> float:
-    """What a server would get that feeds the draft the token embeddings and all its layers but the last."""
+    """What a server would get that feeds the draft the layer before each of its own."""
     shifted = Work(work.out / "shifted", work.target, work.specforge)
     shifted.out.mkdir(exist_ok=True)
-    dataset = capture_answers(shifted, "--layers", listed([0, *layers[:-1]]), splits=["eval"])
+    dataset = capture_answers(shifted, "--layers", listed([layer - 1 for layer in layers]), splits=["eval"])
     sglang_capture("check-draft", draft, dataset, expect=1)
     samples = export_split(shifted, dataset, FORMAT, "eval")
     return acceptance(work, HERE / "acceptance.py", draft, work.target, samples)

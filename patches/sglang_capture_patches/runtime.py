@@ -12,7 +12,7 @@ from sglang_capture.capture import CaptureRequest
 from sglang_capture.filler import Filler
 from sglang_capture.spec import CaptureSpec
 from sglang_capture.spool import Counts
-from sglang_capture.weights import weights_digest
+from sglang_capture.weights import same_config, weights_digest, with_overrides
 from sglang_capture_patches import SERVER_ID
 from sglang_capture_patches.marked import (
     Decision,
@@ -101,8 +101,15 @@ class Runtime:
         self.weight_updates += 1
         base = self.spec.weights_digest.partition("+")[0]
         self._name_weights(weights_digest=f"{base}+{os.environ.get(SERVER_ID, '')[:8]}.{self.weight_updates}")
-        if checkpoint is not None and (digest := weights_digest(checkpoint)):
+        if checkpoint is not None and (digest := self._digest_of(checkpoint)):
             self._name_weights(weights_digest=digest, model_path=local_path(checkpoint), revision="")
+
+    def _digest_of(self, checkpoint: str) -> str:
+        """Of its weights under the config that the server has, which an update leaves as it was; empty where the
+        checkpoint's own is another: then what is computed is no checkpoint's."""
+        if not same_config(checkpoint, self.spec.model_path, self.spec.revision or None):
+            return ""
+        return with_overrides(weights_digest(checkpoint), self.model_runner.server_args.json_model_override_args)
 
     def _name_weights(self, **fields: str) -> None:
         self.rules = replace(self.rules, spec=self.spec.model_copy(update=fields))
@@ -142,6 +149,7 @@ class Runtime:
                 if marked.capture is not None:
                     self.filler.fail(marked.capture, over)
                 else:
+                    self.filler.counts.marked += 1
                     self.filler.refuse(marked.capture_id, marked.request_id, over)
             return False
         if self.filler is not None and marked.capture is None:

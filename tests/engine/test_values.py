@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import shutil
 import time
@@ -152,6 +153,20 @@ def test_weights_that_are_changed_in_a_running_server_are_other_weights(refusing
     old, new = refusing.dump(before.name).spec, refusing.dump(after.name).spec
     assert old.digest != new.digest
     assert (new.model_path, new.weights_digest) == (str(other), weights_digest(str(other), None))
+
+
+def test_weights_under_a_config_that_the_server_does_not_have_are_no_checkpoints(refusing, draw, new_id, tmp_path):
+    """An update changes the weights and leaves the config: the rows are neither model's."""
+    odd = tmp_path / "odd"
+    make_tiny_model(odd, layers=6, seed=1)
+    config = json.loads((odd / "config.json").read_text())
+    (odd / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 0.1}))
+    assert refusing.post("/update_weights_from_disk", {"model_path": str(odd)})["success"]
+    wish = Wish(draw(20), new_id())
+    send_all(refusing, [wish])
+    spec = refusing.dump(wish.name).spec
+    assert "+" in spec.weights_digest
+    assert spec.model_path != str(odd)
 
 
 def test_rows_in_chunks_are_those_of_the_new_weights_whatever_is_in_the_cache(refusing, draw, new_id, tmp_path):

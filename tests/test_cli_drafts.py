@@ -31,7 +31,11 @@ def draft(tmp_path: Path) -> Path:
     directory.mkdir()
     config = {
         "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
         "hidden_size": 8,
+        "intermediate_size": 16,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 1,
         "vocab_size": 512,
         "draft_vocab_size": 512,
         "eagle_config": {"eagle_aux_hidden_state_layer_ids": [3, 31, 59]},
@@ -102,6 +106,21 @@ def test_what_is_no_dataset_and_what_is_no_draft(tmp_path: Path, draft: Path, mo
         call("check-draft", model, dataset(tmp_path / "data"))
     with pytest.raises(UsageError, match="give one of AngelSlim"):
         call("check-draft", draft, tmp_path / "data", "--trainer", "nobody")
+
+
+def test_the_target_in_place_of_the_draft(tmp_path: Path, draft: Path, model: str) -> None:
+    (Path(model) / "config.json").write_text(json.dumps({**TARGET, "num_nextn_predict_layers": 0}))
+    for arguments in (("check-draft", model, dataset(tmp_path / "data")), ("plan", model, "--model", draft)):
+        with pytest.raises(UsageError, match="are the arguments swapped"):
+            call(*arguments)
+
+
+@pytest.mark.parametrize("version", ["abc", "", "v0.5.23", "5"])
+def test_what_is_no_release_number(tmp_path: Path, draft: Path, model: str, version: str) -> None:
+    data = dataset(tmp_path / "data")
+    for arguments in (("check-draft", draft, data), ("plan", draft, "--model", model)):
+        with pytest.raises(UsageError, match="must be a release number"):
+            call(*arguments, "--sglang-version", version)
 
 
 def test_a_plan(draft: Path, model: str) -> None:

@@ -35,7 +35,10 @@ def target(**changes: Any) -> CaptureSpec:
 def eagle3(ids: list[int] | None = None, **changes: Any) -> dict[str, Any]:
     config = {
         "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
         "hidden_size": HIDDEN,
+        "intermediate_size": 2 * HIDDEN,
+        "num_attention_heads": 4,
         "vocab_size": VOCABULARY,
         "draft_vocab_size": VOCABULARY,
         "num_hidden_layers": 1,
@@ -115,7 +118,8 @@ def test_before_the_norm_against_after_it(held: str, trainer: str, reads: str) -
     report = check(eagle3([2, 30, 58]), target(last_hidden=held), trainer=trainer)
     told = wrong(report)
     assert list(told) == ["last hidden state"]
-    assert f"({reads})" in told["last hidden state"].found
+    assert told["last hidden state"].expected.startswith(f"{reads} ({trainer} reads it ")
+    assert told["last hidden state"].found == f"{held} in the dataset"
     assert f"SGLANG_CAPTURE_LAST_HIDDEN={reads}" in told["last hidden state"].remedy
     for both in (reads, "both"):
         assert check(eagle3([2, 30, 58]), target(last_hidden=both), trainer=trainer).fits
@@ -280,6 +284,8 @@ def test_a_trainer_that_makes_no_such_drafts() -> None:
 def test_a_model_that_is_no_draft() -> None:
     with pytest.raises(UsageError, match="no config of a draft"):
         draft_config({"architectures": [LLAMA], "num_hidden_layers": 32})
+    with pytest.raises(UsageError, match=r"a target, not a draft.*are the arguments swapped"):
+        draft_config({"architectures": [DEEPSEEK], "num_hidden_layers": 61, "num_nextn_predict_layers": 0})
     with pytest.raises(UsageError, match="whole numbers from 0 up"):
         draft_config(eagle3([2, -1, 58]))
     with pytest.raises(UsageError, match="hidden_size must be a whole number"):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from sglang_capture.commands._model import read_config
 from sglang_capture.drafts.configs import DraftConfig, draft_config
+from sglang_capture.drafts.releases import NEWEST, release
 from sglang_capture.drafts.shapes import read_shapes
 from sglang_capture.drafts.trainers import TRAINERS, is_export, plain
 from sglang_capture.errors import UsageError
@@ -45,3 +46,13 @@ def check_trainer(name: str | None) -> None:
     names = sorted({row.name for row in TRAINERS})
     if name is not None and plain(name) not in map(plain, names):
         raise UsageError(f"--trainer {name} is not known: give one of {', '.join(names)}")
+
+
+def check_version(version: str | None) -> None:
+    """Refuse what is no release number; one whose rules are not known is another matter.
+
+    Raises:
+        UsageError: it has no two numbers at its beginning.
+    """
+    if version is not None and len(release(version)) < 2:
+        raise UsageError(f"--sglang-version must be a release number, for example {NEWEST}; found {version!r}")

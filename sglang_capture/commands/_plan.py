@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_capture.commands._count import count_tokens
-from sglang_capture.commands._draft import check_trainer, read_draft
+from sglang_capture.commands._draft import check_trainer, check_version, read_draft
 from sglang_capture.commands._estimate import disk_free, shard_bytes
 from sglang_capture.commands._model import read_spec
 from sglang_capture.commands._output import human_bytes, print_facts, print_json, rows_with_bar, say
@@ -42,11 +42,11 @@ def run_plan(options: PlanOptions, *, as_json: bool) -> int:
         CaptureError: the tokenizer cannot be loaded.
     """
     check_trainer(options.trainer)
+    check_version(options.sglang_version)
+    draft = read_draft(options.draft)
     tokens = _tokens(options)
     target = read_spec(options.model, None, None)
-    plan = plan_for(
-        read_draft(options.draft), target, version=options.sglang_version or NEWEST, trainer=options.trainer
-    )
+    plan = plan_for(draft, target, version=options.sglang_version or NEWEST, trainer=options.trainer)
     facts = _facts(plan, tokens, options.data)
     if as_json:
         print_json(facts)

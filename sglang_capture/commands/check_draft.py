@@ -32,10 +32,11 @@ def check_draft(
 
     Example: `sglang-capture check-draft my-draft captures`
     """
-    from sglang_capture.commands._draft import check_trainer, read_captured, read_draft
+    from sglang_capture.commands._draft import check_trainer, check_version, read_captured, read_draft
     from sglang_capture.drafts.check import check_draft as compare
 
     check_trainer(trainer)
+    check_version(sglang_version)
     spec, exported = read_captured(dataset)
     report = compare(read_draft(draft), spec, version=sglang_version or "", trainer=trainer or exported or None)
     if as_json:

@@ -12,8 +12,9 @@ from pydantic import BaseModel, Field
 
 from sglang_capture.drafts.configs import DraftConfig
 from sglang_capture.drafts.findings import Finding, finding
-from sglang_capture.drafts.releases import OLDEST, holds, is_known
-from sglang_capture.drafts.served import CLASSES, USUAL_CLASS, Served, fc_inputs, served
+from sglang_capture.drafts.loading import check_loading
+from sglang_capture.drafts.norms import check_norms
+from sglang_capture.drafts.served import Served, fc_inputs, served
 from sglang_capture.drafts.sizes import compare_sizes
 from sglang_capture.drafts.trainers import Trainer, trainer_of
 from sglang_capture.spec import CaptureSpec
@@ -57,31 +58,14 @@ def check_draft(draft: DraftConfig, spec: CaptureSpec, *, version: str = "", tra
         trained_on=list(spec.layers),
         fed=list(feeding.indices) if known else None,
         findings=[
-            *_class(draft, version),
+            *check_loading(draft, spec, version, feeding),
             *_layers(draft, spec, feeding),
             *_meaning(draft, spec),
             *_fc(draft, spec, feeding),
+            *check_norms(draft, version),
             *_norm(draft, spec, reader, feeding),
             *compare_sizes(draft, spec),
         ],
-    )
-
-
-def _class(draft: DraftConfig, version: str) -> Iterator[Finding]:
-    if draft.kind == "mtp" or not is_known(version):
-        return
-    since = CLASSES.get(draft.architecture)
-    usual = USUAL_CLASS[draft.kind]
-    if since is None:
-        remedy = f'write "architectures": ["{usual}"] into its config, if its weights have the names of that class'
-    else:
-        remedy = f"serve with SGLang {since} or later"
-    yield finding(
-        "class of the draft",
-        since is not None and holds(version, since or OLDEST),
-        f"one that SGLang {version} has, as {usual}",
-        draft.architecture or "none",
-        remedy,
     )
 
 
@@ -210,12 +194,13 @@ def _norm(draft: DraftConfig, spec: CaptureSpec, reader: Trainer | None, feeding
         return
     wanted = ("post", "pre") if reader.needs == "either" else (reader.needs,)
     held = {"both": ("post", "pre"), "none": ()}.get(spec.last_hidden, (spec.last_hidden,))
-    side = {"post": "after the final norm", "pre": "before the final norm"}
+    side = {"post": "after", "pre": "before"}
+    why = {"post": "as it stands", "pre": "and norms it itself"}
     yield finding(
         "last hidden state",
         any(kind in held for kind in wanted),
-        f"last_hidden = {spec.last_hidden} in the dataset",
-        f"{reader.name} reads it {' or '.join(side[kind] for kind in wanted)} ({' or '.join(wanted)})",
+        " or ".join(f"{kind} ({reader.name} reads it {side[kind]} the final norm, {why[kind]})" for kind in wanted),
+        f"{spec.last_hidden} in the dataset",
         f"capture with SGLANG_CAPTURE_LAST_HIDDEN={wanted[0]} (or both); trained on the other one, the draft learns "
         "wrong targets and no trainer notices",
     )

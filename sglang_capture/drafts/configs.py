@@ -169,7 +169,7 @@ def _kind(raw: Mapping[str, Any], architecture: str) -> tuple[Kind, str]:
     if architecture in _ARCHITECTURES:
         kind, trainer = _ARCHITECTURES[architecture]
         return kind, trainer or _trainer(raw)
-    if architecture.endswith(("NextN", "MTP")) or "num_nextn_predict_layers" in raw:
+    if architecture.endswith(("NextN", "MTP")) or raw.get("num_nextn_predict_layers"):
         return "mtp", ""
     if any(name in raw for name in ("eagle_config", "eagle_aux_hidden_state_layer_ids", "draft_vocab_size")):
         return "eagle3", _trainer(raw)
@@ -177,6 +177,11 @@ def _kind(raw: Mapping[str, Any], architecture: str) -> tuple[Kind, str]:
         return ("dspark" if "dspark" in architecture.lower() else "dflash"), _trainer(raw)
     if raw.get("num_hidden_layers") == 1:
         return "eagle", "EAGLE"
+    if "num_nextn_predict_layers" in raw:
+        raise UsageError(
+            f"this is a target, not a draft ({architecture or 'no class'}, without layers that draft); "
+            "are the arguments swapped?"
+        )
     raise UsageError(
         f"this is no config of a draft that is known (architectures: {architecture or 'none'}): expected one of EAGLE, "
         "EAGLE-3, DFlash or DSpark; name the directory of the draft, not of its target"

@@ -14,8 +14,8 @@ class Finding(BaseModel):
 
     what: str
     state: State
-    expected: str = Field(description="what the dataset says, or the release of SGLang")
-    found: str = Field(description="what the draft says, or is fed")
+    expected: str = Field(description="what the dataset, the trainer or the release of SGLang wants")
+    found: str = Field(description="what the draft says, or is fed, or the dataset holds for it")
     remedy: str = Field(default="", description="what to do if it does not fit")
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from sglang_capture import CaptureDataset
+from sglang_capture.errors import UsageError
 from sglang_capture.shards import DatasetError, DatasetWriter, Sample
 from sglang_capture.shards import reader as reader_module
 
@@ -167,3 +168,10 @@ def test_a_dataset_without_shards_is_empty(tmp_path: Path) -> None:
 def test_a_place_without_a_manifest_says_what_was_expected(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=r"is no dataset: expected manifest.json"):
         CaptureDataset(tmp_path / "absent")
+
+
+def test_a_folder_of_datasets_names_those_in_it(tmp_path: Path) -> None:
+    for name in ("dataset-b", "dataset-a"):
+        make_dataset(tmp_path / name, SPEC)
+    with pytest.raises(UsageError, match=r"Give one of those in it: dataset-a, dataset-b$"):
+        CaptureDataset(tmp_path)

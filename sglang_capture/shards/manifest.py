@@ -22,7 +22,7 @@ from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_field
 
-from sglang_capture.errors import CaptureError
+from sglang_capture.errors import CaptureError, UsageError
 from sglang_capture.spec import CaptureSpec
 
 FORMAT: Final = "sglang-capture-dataset"
@@ -34,6 +34,10 @@ MANIFEST_NAME: Final = "manifest.json"
 
 class DatasetError(CaptureError):
     """A dataset that cannot be read or written; the message names the file and says what to do."""
+
+
+class NoDatasetError(DatasetError, UsageError):
+    """A place that was named as a dataset and holds none."""
 
 
 class SpecMismatch(DatasetError):  # noqa: N818 - a name of the interface
@@ -99,6 +103,14 @@ class Manifest(BaseModel):
         return self.model_copy(update={"shards": (*self.shards, entry)})
 
 
+def _instead(directory: Path) -> str:
+    """What to name: the folder of a side service holds its datasets one level down."""
+    inside = sorted(path.parent.name for path in directory.glob(f"*/{MANIFEST_NAME}"))
+    if not inside:
+        return "Give the directory that the side service or `sglang-capture pack` wrote"
+    return f"Give one of those in it: {', '.join(inside[:5])}{' …' if len(inside) > 5 else ''}"
+
+
 def read_manifest(dataset: Path) -> Manifest:
     """The manifest of the dataset at ``dataset``.
 
@@ -109,9 +121,8 @@ def read_manifest(dataset: Path) -> Manifest:
     try:
         content = json.loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
-        raise DatasetError(
-            f"{dataset} is no dataset: expected {MANIFEST_NAME} in it, found none. "
-            "Give the directory that `sglang-capture pack` wrote"
+        raise NoDatasetError(
+            f"{dataset} is no dataset: expected {MANIFEST_NAME} in it, found none. {_instead(dataset)}"
         ) from None
     except (OSError, ValueError) as error:
         raise DatasetError(f"{path} cannot be read ({error}): restore it from a copy") from error

@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+# A binding that transformers loads complains when Python ends, behind pytest's closing line.
+PYTEST := OMP_NUM_THREADS=1 PYTHONWARNINGS="ignore:builtin type:DeprecationWarning" $(BIN)/python -m pytest
 
 # The trainers' own environments, for `make test-trainers`: about 2 GB each, and Python 3.11 or later.
 TRAINERS ?= specforge speculators modelopt angelslim eagle automodel
@@ -19,16 +21,16 @@ demo: $(READY)  ## the main job, end to end, on the real engine
 	$(BIN)/sglang-capture demo
 
 test: $(READY)  ## all tests, those on the real engine included
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+	$(PYTEST)
 
 test-fast: $(READY)  ## the tests that need no engine
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not engine"
+	$(PYTEST) -m "not engine"
 
 test-versions: $(READY)  ## the tests of rows on older releases of SGLang; RELEASES="0.5.20 0.5.22" for some of them
 	$(BIN)/python tests/engine/run_versions.py $(RELEASES)
 
 test-trainers: $(READY) $(TRAINERS:%=.trainers/%/.ready)  ## exports, read and trained on by the trainers themselves
-	OMP_NUM_THREADS=1 TRAINERS="$(TRAINERS)" $(BIN)/python -m pytest -m trainers --durations=0
+	TRAINERS="$(TRAINERS)" $(PYTEST) -m trainers --durations=0
 
 example-eagle3: $(READY) .trainers/specforge/.ready  ## an EAGLE-3 draft, from capture to a server that drafts with it
 	OMP_NUM_THREADS=1 $(BIN)/python -m examples.eagle3_cpu.run

@@ -60,13 +60,6 @@ def with_overrides(digest: str, overrides: str) -> str:
     return xxhash.xxh3_128_hexdigest((digest + _canonical(overrides)).encode())
 
 
-def same_config(one: str, other: str, revision: str | None = None) -> bool:
-    """Whether two models have the same ``config.json``; ``revision`` is that of ``other``. False where one has none."""
-    found = [_local_directory(one, None), _local_directory(other, revision)]
-    texts = [_config(directory) if directory else "" for directory in found]
-    return texts[0] == texts[1] != ""
-
-
 def _config(directory: Path) -> str:
     try:
         return _canonical((directory / "config.json").read_text(encoding="utf-8"))

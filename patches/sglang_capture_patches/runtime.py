@@ -12,7 +12,6 @@ from sglang_capture.capture import CaptureRequest
 from sglang_capture.filler import Filler
 from sglang_capture.spec import CaptureSpec
 from sglang_capture.spool import Counts
-from sglang_capture.weights import same_config, weights_digest, with_overrides
 from sglang_capture_patches import SERVER_ID
 from sglang_capture_patches.marked import (
     Decision,
@@ -32,6 +31,11 @@ from sglang_capture_patches.target import Target, local_path
 logger = logging.getLogger(__name__)
 
 _APART = "|sglang-capture-weights-"
+
+_STALE_IMAGES = (
+    "requests with images or sound cannot be captured after the weights of the running server were changed: SGLang "
+    "keeps what the weights before made of them. Restart the server"
+)
 
 
 @dataclass
@@ -95,21 +99,18 @@ class Runtime:
             self.filler.refuse(marked.capture_id, marked.request_id, f"{reason}; none of it was computed")
 
     def weights_changed(self, checkpoint: str | None) -> None:
-        """End what is under way, and name the weights anew: by their checkpoint, or as what nobody else has."""
+        """End what is under way, and name the weights as nobody else has them.
+
+        Not even by the checkpoint they came from: it may hold some of the tensors only, in a file that no digest looks
+        at, or with a config that an update leaves out. ``model_path`` says where it was.
+        """
         if self.filler is not None:
             self.filler.fail_all("the server's weights were changed while it was computed")
         self.weight_updates += 1
         base = self.spec.weights_digest.partition("+")[0]
         self._name_weights(weights_digest=f"{base}+{os.environ.get(SERVER_ID, '')[:8]}.{self.weight_updates}")
-        if checkpoint is not None and (digest := self._digest_of(checkpoint)):
-            self._name_weights(weights_digest=digest, model_path=local_path(checkpoint), revision="")
-
-    def _digest_of(self, checkpoint: str) -> str:
-        """Of its weights under the config that the server has, which an update leaves as it was; empty where the
-        checkpoint's own is another: then what is computed is no checkpoint's."""
-        if not same_config(checkpoint, self.spec.model_path, self.spec.revision or None):
-            return ""
-        return with_overrides(weights_digest(checkpoint), self.model_runner.server_args.json_model_override_args)
+        if checkpoint is not None:
+            self._name_weights(model_path=local_path(checkpoint), revision="")
 
     def _name_weights(self, **fields: str) -> None:
         self.rules = replace(self.rules, spec=self.spec.model_copy(update=fields))
@@ -122,7 +123,13 @@ class Runtime:
             if isinstance(decision, Refused):
                 self._tell(decision)
                 return None
-            if decision is None or answered(req) or not self._begun(req, decision):
+            if decision is None or answered(req):
+                return None
+            if self.weight_updates and req.multimodal_inputs is not None and decision.capture is None:
+                # SGLang keeps what its encoder made of an image, whatever becomes of the weights.
+                self._tell(Refused(decision.capture_id, decision.request_id, _STALE_IMAGES))
+                return None
+            if not self._begun(req, decision):
                 return None
             return decision
         except Exception as error:

@@ -163,10 +163,14 @@ def build_spec(model_runner: Any, target: Target, settings: PluginSettings, rank
     )
 
 
+_OF_SAFETENSORS = frozenset({"auto", "safetensors", "fastsafetensors"})
+"""Load formats whose weights are the safetensors files at the model's path; random ones, for example, are not."""
+
+
 def _weights_digest(args: Any) -> str:
-    """Of what is served: the files, but for what the server's arguments make of them."""
-    if args.load_format == "dummy":  # random weights, whatever lies at the path
-        return f"dummy-{os.environ.get(SERVER_ID, '')[:8]}"
+    """Of what is served: the files, under the server's arguments; like no others where it is not those files."""
+    if args.load_format not in _OF_SAFETENSORS or getattr(args, "decrypted_config_file", None):
+        return f"{args.load_format}-{os.environ.get(SERVER_ID, '')[:8]}"
     return with_overrides(weights_digest(str(args.model_path), args.revision), args.json_model_override_args)
 
 

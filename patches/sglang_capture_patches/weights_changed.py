@@ -1,8 +1,7 @@
 """After the weights of a running server were changed: what is captured from now on is another model's.
 
-The captures under way hold rows of both, and fail. Later ones name the checkpoint that was loaded. Where there is none
-(weights that came from a trainer's memory, an update that failed half-way) they get a digest that no other capture has,
-so that they are never packed with those of the weights before, or of another update.
+The captures under way hold rows of both, and fail. Later ones get a digest that no other capture has, so that they are
+never packed with those of the weights before, or of another update.
 """
 
 from __future__ import annotations

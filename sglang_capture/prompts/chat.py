@@ -167,21 +167,24 @@ class ChatTokenizer:
     def _encode_marked(
         self, messages: Sequence[Message], ask: bool, tools: list[Any] | None
     ) -> tuple[list[int], list[int]]:
+        """By the characters that the template marks: transformers' own mask of tokens loses those in white space."""
+        from transformers.utils.chat_template_utils import render_jinja_template
+
         try:
-            encoding = self._tokenizer.apply_chat_template(
-                list(messages),
+            texts, places = render_jinja_template(
+                conversations=[list(messages)],
                 tools=tools,
                 chat_template=self._template,
                 add_generation_prompt=ask,
-                return_dict=True,
                 return_assistant_tokens_mask=True,
+                **self._tokenizer.special_tokens_map,
             )
         except Exception as error:
             raise RowError(f"the chat template refuses these messages: {_first_line(error)}") from error
-        mask = [int(entry) for entry in encoding["assistant_masks"]]
+        ids, mask = self._encode_spans(texts[0], [(start, stop) for start, stop in places[0]])
         if not any(mask):
             raise undetermined(None)
-        return list(encoding["input_ids"]), mask
+        return ids, mask
 
     def _encode_spans(self, text: str, spans: list[Span]) -> tuple[list[int], list[int]]:
         """The ids of ``text``, and 1 for each whose characters are (in part) inside a span."""

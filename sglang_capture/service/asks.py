@@ -94,6 +94,8 @@ class Ask:
         """
         if row.request_digest is not None:
             return row.request_digest == self.digest
+        if self.assignment is not None:
+            return False  # answers that are yet to be written prove nothing
         if self.is_tokenized and row.sent is not None and row.sent != self.sent:
             return False
         return self.loss_mask is None and row.id.startswith(content_id(self.prompt.digest))

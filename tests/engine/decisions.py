@@ -61,6 +61,7 @@ def main(model_dir: str, refused: list[list[str]]) -> None:
     found["vote"]["no batch"] = vote(None)
     found["request"] = {name: refusal(rules, **case) for name, case in OTHER_ROWS.items()}
     found["unasked"] = {name: unasked(rules, **case) for name, case in OF_SGLANG_ITSELF.items()}
+    found["images after an update"] = images_after_an_update(model_runner, rules)
     found["told in the queue"] = told_in_the_queue(model_runner, rules, cases)
     found["graphs before the vote"] = before_the_vote(model_dir)
     found["configuration"] = [configuration(model_dir, flags) for flags in refused]
@@ -125,6 +126,15 @@ def told_in_the_queue(model_runner: ModelRunner, rules: Rules, cases: dict[str, 
         here.expect(req)
         told[name] = writer.reasons
     return told
+
+
+def images_after_an_update(model_runner: ModelRunner, rules: Rules) -> list[str]:
+    """What is recorded of a prompt with images whose turn comes after the weights were changed."""
+    writer, req = Told(), request(custom_params={"capture": "a"})
+    req.multimodal_inputs = "images"
+    here = runtime.Runtime(model_runner, None, rules, filler=writer, weight_updates=1)
+    here.admit(req)
+    return writer.reasons
 
 
 class Changed:

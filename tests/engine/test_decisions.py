@@ -114,3 +114,8 @@ def test_where_every_prompt_is_captured_sglangs_own_are_not(decided):
         "a health check with a mark": True,
         "a measurement": False,
     }
+
+
+def test_after_an_update_of_the_weights_images_are_refused_for_what_is_kept_of_them(decided):
+    (reason,) = decided["images after an update"]
+    assert "what the weights before made of them" in reason

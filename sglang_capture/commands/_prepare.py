@@ -14,7 +14,7 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.text import Text
 
-from sglang_capture.commands._bulk import MaskCount
+from sglang_capture.commands._bulk import Fault, MaskCount
 from sglang_capture.commands._output import (
     error_console,
     plural,
@@ -62,7 +62,7 @@ class _Statistics:
     longest: int = 0
     without_mask: int = 0
     masks: MaskCount = field(default_factory=MaskCount)
-    faults: list[tuple[int, str]] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
 
     def add(self, prompt: Prompt) -> None:
         ids, mask = prompt.input_ids or [], prompt.loss_mask
@@ -80,7 +80,7 @@ class _Statistics:
             return
         self.bad_rows += 1
         if len(self.faults) < _FAULTS_KEPT:
-            self.faults.append((number, str(error)))
+            self.faults.append(Fault(number, str(error)))
 
 
 def run_prepare(options: PrepareOptions, *, as_json: bool) -> int:
@@ -112,8 +112,8 @@ def run_prepare(options: PrepareOptions, *, as_json: bool) -> int:
             statistics.add(prompt)
             if statistics.written <= options.show:
                 show_prompt(prompt, tokenizer, console)
-    for number, reason in statistics.faults[:_FAULTS_SHOWN]:
-        say(f"{source.place(number)}: {reason}", "wrong", console=error_console())
+    for fault in statistics.faults[:_FAULTS_SHOWN]:
+        say(f"{source.place(fault.line)}: {fault.reason}", "wrong", console=error_console())
     summary = _summary(statistics, options)
     print_json(summary) if as_json else _print_summary(summary)
     return 1 if statistics.bad_rows else 0
@@ -187,7 +187,7 @@ def _replacing(path: Path) -> Iterator[TextIO]:
 def _summary(statistics: _Statistics, options: PrepareOptions) -> dict[str, Any]:
     figures = asdict(statistics)
     masks = figures.pop("masks")
-    faults = [{"line": number, "reason": reason} for number, reason in figures.pop("faults")]
+    faults = figures.pop("faults")
     return {
         "out": str(options.out),
         **figures,

@@ -57,7 +57,11 @@ class CaptureSpec(BaseModel):
     model_path: str
     weights_digest: str = Field(
         default="",
-        description="xxh3-128 over the weight files (names, sizes, headers, some bytes) and config; empty if unknown",
+        description="xxh3-128 over the weight files (headers, 512 bytes of each tensor) and config; empty if unknown",
+    )
+    quantization: str = Field(
+        default="",
+        description="what the server rounds beyond its files: weights (--quantization), KV cache; empty: nothing",
     )
     revision: str = Field(default="", description="the Hub revision, if known")
     sglang_version: str = ""
@@ -143,5 +147,6 @@ IDENTITY = (
     "dtype",
     "architecture",
     "weights_digest",
+    "quantization",
 )
 """The fields of a spec that all samples of a dataset share."""

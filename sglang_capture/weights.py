@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import struct
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import xxhash
 
-_BLOCKS = 8
-_BLOCK_BYTES = 4096
+_BLOCK_BYTES = 512
+"""Read in the middle of each tensor: a fine-tune of a tensor touches these, and 100,000 of them are read in seconds."""
+
+_READERS = 8
+"""Files that are read at once: such small reads wait for the disk, not for the processor."""
 
 _LONGEST_HEADER = 100_000_000
 """What the safetensors format itself allows, in bytes."""
@@ -21,22 +27,21 @@ _OF_NO_CONSEQUENCE: Final = ("_name_or_path", "transformers_version")
 
 
 def weights_digest(model: str, revision: str | None = None) -> str:
-    """xxh3-128 (hex) over the names, sizes and safetensors headers of a model's weight files, a few of their bytes, and
-    its ``config.json``: the same weights under another rope scaling compute other states.
+    """xxh3-128 (hex) over the names, sizes and safetensors headers of a model's weight files, 512 bytes of each of its
+    tensors, and its ``config.json``: the same weights under another rope scaling compute other states.
 
     ``model`` is a directory, or a Hub id whose files are in the local cache. Empty if neither is found. Two fine-tunes
-    of one shape have equal names, sizes and headers: the bytes, :data:`_BLOCKS` small blocks spread over each file,
-    tell them apart.
+    of one shape have equal names, sizes and headers: the bytes tell them apart, if only one tensor is another.
     """
     directory = _local_directory(model, revision)
     files = sorted(directory.glob("*.safetensors")) if directory else []
     if directory is None or not files:
         return ""
     digest = xxhash.xxh3_128(_config(directory).encode())
-    for file in files:
-        digest.update(f"{file.name}:{file.stat().st_size}:".encode())
-        digest.update(_header(file))
-        digest.update(_some_bytes(file))
+    with ThreadPoolExecutor(_READERS) as readers:
+        for file, content in zip(files, readers.map(_content, files), strict=True):
+            digest.update(f"{file.name}:{file.stat().st_size}:".encode())
+            digest.update(content)
     return digest.hexdigest()
 
 
@@ -78,22 +83,30 @@ def _canonical(text: str) -> str:
     return json.dumps(content, sort_keys=True)
 
 
-def _header(file: Path) -> bytes:
+def _content(file: Path) -> bytes:
+    """What tells this file from another: its header, and a digest of a block of each tensor."""
+    with file.open("rb") as stream:
+        header = _header(stream)
+        descriptor, start = stream.fileno(), 8 + len(header)
+        blocks = xxhash.xxh3_128()
+        for begin, end in _tensors(header):
+            middle = max(begin, (begin + end - _BLOCK_BYTES) // 2)
+            blocks.update(os.pread(descriptor, min(_BLOCK_BYTES, end - middle), start + middle))
+    return header + blocks.digest()
+
+
+def _header(stream: BinaryIO) -> bytes:
     """The JSON header: 8 bytes of little-endian length, then the text."""
-    with file.open("rb") as stream:
-        start = stream.read(8)
-        if len(start) < 8:
-            return start
-        (length,) = struct.unpack("<Q", start)
-        return stream.read(min(length, _LONGEST_HEADER))
+    (length,) = struct.unpack("<Q", stream.read(8).ljust(8, b"\0"))
+    return stream.read(min(length, _LONGEST_HEADER))
 
 
-def _some_bytes(file: Path) -> bytes:
-    """Blocks at even distances, the last one at the end."""
-    last = max(0, file.stat().st_size - _BLOCK_BYTES)
-    blocks = []
-    with file.open("rb") as stream:
-        for number in range(1, _BLOCKS + 1):
-            stream.seek(last * number // _BLOCKS)
-            blocks.append(stream.read(_BLOCK_BYTES))
-    return b"".join(blocks)
+def _tensors(header: bytes) -> Iterator[tuple[int, int]]:
+    """Where each tensor's bytes begin and end, counted from the header's end, as they lie in the file.
+
+    None of a header that is no safetensors header: whoever loads such a file will say so.
+    """
+    with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+        entries = json.loads(header)
+        entries.pop("__metadata__", None)
+        yield from sorted((int(begin), int(end)) for begin, end in (e["data_offsets"] for e in entries.values()))

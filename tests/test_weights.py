@@ -24,6 +24,26 @@ def test_other_numbers_of_the_same_shape_are_another_model(model):
     assert weights_digest(str(model)) != before
 
 
+def test_one_tensor_of_many_that_is_another_is_another_model(model):
+    """A fine-tune may train the norms alone, a few kilobytes of a file of gigabytes."""
+    tensors = {f"layers.{number}.weight": torch.zeros(50_000) for number in range(20)} | {"norm": torch.ones(64)}
+    save_file(tensors, model / "model.safetensors")
+    before = weights_digest(str(model))
+    for name in ("norm", "layers.7.weight"):
+        save_file({**tensors, name: tensors[name] + 1}, model / "model.safetensors")
+        assert weights_digest(str(model)) != before
+
+
+NO_SAFETENSORS = [b"", b"\x04", b"\xff" * 64, b"\x04" + bytes(7) + b"null", b"\x02" + bytes(7) + b"{}"]
+
+
+@pytest.mark.parametrize("content", NO_SAFETENSORS)
+def test_a_file_that_is_no_safetensors_file_is_taken_as_it_is(model, content):
+    before = weights_digest(str(model))
+    (model / "model.safetensors").write_bytes(content)
+    assert weights_digest(str(model)) not in ("", before)
+
+
 def test_the_same_weights_under_another_config_are_another_model(model):
     before = weights_digest(str(model))
     write_config(model, rope_theta=20000)

@@ -65,10 +65,11 @@ HOOKED = (
     ),
     Need("sglang.srt.managers.scheduler.Scheduler._add_request_to_queue", ("self", "req")),
     Need("sglang.srt.managers.scheduler.Scheduler.abort_request", ("self", "recv_req")),
-    *(Need(f"{WEIGHT_UPDATER}.{name}", ("self",)) for name in WEIGHT_UPDATES),
+    *(Need(f"{WEIGHT_UPDATER}.{name}", ("self", "recv_req")) for name in WEIGHT_UPDATES),
     Need(f"{WEIGHT_UPDATER}.resume_memory_occupation", ("self", "recv_req")),
     Need(f"{WEIGHT_UPDATER}.check_weights", ("self", "recv_req")),
     # A session in which a trainer writes into the weights without a request for each (RDMA).
+    Need(f"{WEIGHT_UPDATER}.begin_weight_update", ("self", "recv_req"), since="0.5.21"),
     Need(f"{WEIGHT_UPDATER}.end_weight_update", ("self", "recv_req"), since="0.5.21"),
     Need(f"{BEAMS}.validate_and_init", ("self", "req"), since="0.5.19"),
     # Before, the vote is no function of its own; `target.check_configuration` refuses where it would be needed.
@@ -147,6 +148,11 @@ REFUSED: tuple[tuple[str, tuple[object, ...], str], ...] = (
         "enable_layernorm_sp",
         (None, False),
         "sequence parallelism leaves rows on other ranks: drop --enable-layernorm-sp",
+    ),
+    (
+        "forward_hooks",
+        (None, []),
+        "a hook inside the model may change what its layers hand on: drop --forward-hooks",
     ),
 )
 """Server arguments, the values that can be captured with, and what to say of any other.

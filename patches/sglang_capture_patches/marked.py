@@ -106,6 +106,13 @@ def _decide(req: Any, custom: object, rules: Rules) -> Decision:
     return Marked(mark.capture_id or safe_id(rid), kept_rid, asked, keys & rules.keys)
 
 
+def refuse(req: Any, marked: Marked, reason: str) -> Refused:
+    """Take back the decision that a request is captured, for as long as it lives."""
+    refused = Refused(marked.capture_id, marked.request_id, reason)
+    setattr(req, _ATTRIBUTE, refused)
+    return refused
+
+
 def custom_params(req: Any) -> object:
     """What the client sent as ``custom_params``; ``None`` if nothing."""
     kept = getattr(req, _PARAMS, None)

@@ -23,6 +23,7 @@ from sglang_capture_patches.marked import (
     decide,
     ended,
     entered_queue,
+    refuse,
     vocabulary_ids,
     watch,
 )
@@ -37,6 +38,11 @@ _STALE_IMAGES = (
     "keeps what the weights before made of them. Restart the server"
 )
 
+_IN_SESSION = (
+    "the server's weights are being changed: between begin_weight_update and end_weight_update they may be half of one "
+    "model and half of another. Send it again after end_weight_update"
+)
+
 
 @dataclass
 class Runtime:
@@ -46,6 +52,8 @@ class Runtime:
         model_runner: the target's ``ModelRunner``; a draft has its own, and is never captured.
         filler: only on the ranks that fill dumps.
         waiting: marked requests that no batch held yet, each with the function that tells whether it is gone.
+        weight_updates: how often the weights were changed.
+        in_session: whether somebody may change them at any time.
     """
 
     model_runner: Any
@@ -55,6 +63,7 @@ class Runtime:
     counts: Counts = field(default_factory=Counts)
     waiting: dict[Marked, Callable[[], str | None]] = field(default_factory=dict)
     weight_updates: int = 0
+    in_session: bool = False
 
     @property
     def spec(self) -> CaptureSpec:
@@ -98,14 +107,18 @@ class Runtime:
             self.filler.counts.marked += 1
             self.filler.refuse(marked.capture_id, marked.request_id, f"{reason}; none of it was computed")
 
+    def weights_change(self) -> None:
+        """The weights are about to be changed: end what is under way."""
+        if self.filler is not None:
+            self.filler.fail_all("the server's weights were changed while it was computed")
+
     def weights_changed(self, checkpoint: str | None) -> None:
         """End what is under way, and name the weights as nobody else has them.
 
         Not even by the checkpoint they came from: it may hold some of the tensors only, in a file that no digest looks
         at, or with a config that an update leaves out. ``model_path`` says where it was.
         """
-        if self.filler is not None:
-            self.filler.fail_all("the server's weights were changed while it was computed")
+        self.weights_change()
         self.weight_updates += 1
         base = self.spec.weights_digest.partition("+")[0]
         self._name_weights(weights_digest=f"{base}+{os.environ.get(SERVER_ID, '')[:8]}.{self.weight_updates}")
@@ -125,18 +138,24 @@ class Runtime:
                 return None
             if decision is None or answered(req):
                 return None
-            if self.weight_updates and req.multimodal_inputs is not None and decision.capture is None:
-                # SGLang keeps what its encoder made of an image, whatever becomes of the weights.
-                self._tell(Refused(decision.capture_id, decision.request_id, _STALE_IMAGES))
+            stale = self._stale(req)
+            if stale and not decision.computed:
+                self.waiting.pop(decision, None)
+                self._tell(refuse(req, decision, stale))
                 return None
-            if not self._begun(req, decision):
-                return None
-            return decision
+            return decision if self._begun(req, decision) else None
         except Exception as error:
             logger.exception("sglang-capture: request %s is not captured", getattr(req, "rid", "?"))
             if self.filler is not None:
                 self.filler.last_error = f"{type(error).__name__}: {error}"
             return None
+
+    def _stale(self, req: Any) -> str:
+        """Why the rows of a prompt whose turn has come would not be one model's; empty if they would."""
+        if self.in_session:
+            return _IN_SESSION
+        # SGLang keeps what its encoder made of an image, whatever becomes of the weights.
+        return _STALE_IMAGES if self.weight_updates and req.multimodal_inputs is not None else ""
 
     def set_apart(self, req: Any) -> None:
         """Let a captured prompt find nothing in the prefix cache that weights before the present ones have computed.
@@ -201,6 +220,24 @@ def aborted(beginning: str, still_waiting: Iterable[Any]) -> None:
 def weights_changed(checkpoint: str | None) -> None:
     """The weights are other ones now, those of ``checkpoint`` if that is known. Never raises."""
     _guarded(lambda runtime: runtime.weights_changed(checkpoint))
+
+
+def weights_change() -> None:
+    """The weights are about to be changed. Never raises."""
+    _guarded(Runtime.weights_change)
+
+
+def session_opened() -> None:
+    """Until :func:`session_ended` somebody may change the weights at any time. Never raises."""
+    if _current is not None:
+        _current.in_session = True
+
+
+def session_ended() -> None:
+    """The session that was opened is over; nothing if none was. Never raises."""
+    if _current is not None and _current.in_session:
+        _current.in_session = False
+        weights_changed(None)
 
 
 def set_apart(req: Any) -> None:

@@ -155,6 +155,7 @@ def build_spec(model_runner: Any, target: Target, settings: PluginSettings, rank
         architecture=architectures[0],
         model_path=local_path(args.model_path),
         weights_digest=_weights_digest(args),
+        quantization=_quantization(args, model_runner.model_config),
         revision=args.revision or "",
         sglang_version=metadata.version("sglang"),
         plugin_version=metadata.version("sglang-capture"),
@@ -172,6 +173,23 @@ def _weights_digest(args: Any) -> str:
     if args.load_format not in _OF_SAFETENSORS or getattr(args, "decrypted_config_file", None):
         return f"{args.load_format}-{os.environ.get(SERVER_ID, '')[:8]}"
     return with_overrides(weights_digest(str(args.model_path), args.revision), args.json_model_override_args)
+
+
+def _quantization(args: Any, model_config: Any) -> str:
+    """What this server rounds further than its files and its dtype say; the checkpoint's own way is in its config."""
+    configs = (model_config.hf_config, model_config.hf_text_config)
+    in_files = [_method(getattr(config, "quantization_config", None)) for config in configs]
+    rounded = {
+        "weights": "" if args.quantization in in_files else args.quantization,
+        "torchao": getattr(args, "torchao_config", ""),
+        "kv cache": "" if args.kv_cache_dtype in ("auto", "bf16", "bfloat16") else args.kv_cache_dtype,
+    }
+    return ", ".join(f"{what} {how}" for what, how in rounded.items() if how)
+
+
+def _method(quantization: Any) -> object:
+    """The name of a checkpoint's quantization: SGLang leaves its entry as the dict that is in the file."""
+    return quantization.get("quant_method") if isinstance(quantization, dict) else None
 
 
 def local_path(path: object) -> str:

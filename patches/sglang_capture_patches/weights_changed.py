@@ -1,11 +1,14 @@
-"""After the weights of a running server were changed: what is captured from now on is another model's.
+"""Around changes of a running server's weights: what is captured from then on is another model's.
 
-The captures under way hold rows of both, and fail. Later ones get a digest that no other capture has, so that they are
-never packed with those of the weights before, or of another update.
+The captures under way end before the change: they would hold rows of both, and a forward that still runs on the device
+may read weights that are half written. Later ones get a digest that no other capture has, so that they are never packed
+with those of the weights before, or of another update. While a session of updates is open nothing is captured: its
+trainer may write into the weights at any time, without a request for it. Changes of a draft's weights are not ours.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from sglang_capture_patches import runtime
@@ -14,15 +17,35 @@ _WEIGHTS = "weights"
 """SGLang's tag for the memory that holds them (``constants.GPU_MEMORY_TYPE_WEIGHTS``)."""
 
 
-def after_update(result: Any, _updater: Any, recv_req: Any, *_args: Any, **_kwargs: Any) -> None:
-    """Whether it succeeded or not: a failed update may have changed some of the weights. Never raises."""
-    path = getattr(recv_req, "model_path", None)
-    runtime.weights_changed(str(path) if path and result.success else None)
+def around_update(original: Callable[..., Any], updater: Any, recv_req: Any, *args: Any, **kwargs: Any) -> Any:
+    """Whether it succeeds or not: a failed update may have changed some of the weights."""
+    if _of_drafts(recv_req):
+        return original(updater, recv_req, *args, **kwargs)
+    runtime.weights_change()
+    checkpoint = None
+    try:
+        result = original(updater, recv_req, *args, **kwargs)
+        path = getattr(recv_req, "model_path", None)
+        checkpoint = str(path) if path and result.success else None
+        return result
+    finally:
+        runtime.weights_changed(checkpoint)
 
 
-def after_session(_result: Any, _updater: Any, _recv_req: Any, *_args: Any, **_kwargs: Any) -> None:
-    """A trainer has written into the weights, maybe without a request for it. Never raises."""
-    runtime.weights_changed(None)
+def around_begin(original: Callable[..., Any], updater: Any, recv_req: Any, *args: Any, **kwargs: Any) -> Any:
+    """A session of updates opens."""
+    if _of_drafts(recv_req):
+        return original(updater, recv_req, *args, **kwargs)
+    runtime.weights_change()
+    result = original(updater, recv_req, *args, **kwargs)
+    if result.success:
+        runtime.session_opened()
+    return result
+
+
+def after_end(_result: Any, _updater: Any, _recv_req: Any, *_args: Any, **_kwargs: Any) -> None:
+    """The session is over, if one was open that could change the target. Never raises."""
+    runtime.session_ended()
 
 
 def after_resume(_result: Any, _updater: Any, recv_req: Any, *_args: Any, **_kwargs: Any) -> None:
@@ -33,5 +56,9 @@ def after_resume(_result: Any, _updater: Any, recv_req: Any, *_args: Any, **_kwa
 
 def after_check(_result: Any, _updater: Any, recv_req: Any, *_args: Any, **_kwargs: Any) -> None:
     """SGLang's own test of its updates can overwrite the weights with random numbers. Never raises."""
-    if recv_req.action == "reset_tensors":
+    if recv_req.action == "reset_tensors" and not _of_drafts(recv_req):
         runtime.weights_changed(None)
+
+
+def _of_drafts(recv_req: Any) -> bool:
+    return getattr(recv_req, "selector", "all") == "draft"

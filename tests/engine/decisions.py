@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 import torch
+from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 from sglang.srt.managers.scheduler_components import dp_attn
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
@@ -62,6 +63,8 @@ def main(model_dir: str, refused: list[list[str]]) -> None:
     found["request"] = {name: refusal(rules, **case) for name, case in OTHER_ROWS.items()}
     found["unasked"] = {name: unasked(rules, **case) for name, case in OF_SGLANG_ITSELF.items()}
     found["images after an update"] = images_after_an_update(model_runner, rules)
+    found["in a session of updates"] = in_a_session_of_updates(model_runner, rules)
+    found["rounded"] = {" ".join(flags): rounded(model_dir, flags) for flags in ROUNDINGS}
     found["told in the queue"] = told_in_the_queue(model_runner, rules, cases)
     found["graphs before the vote"] = before_the_vote(model_dir)
     found["configuration"] = [configuration(model_dir, flags) for flags in refused]
@@ -135,6 +138,34 @@ def images_after_an_update(model_runner: ModelRunner, rules: Rules) -> list[str]
     here = runtime.Runtime(model_runner, None, rules, filler=writer, weight_updates=1)
     here.admit(req)
     return writer.reasons
+
+
+def in_a_session_of_updates(model_runner: ModelRunner, rules: Rules) -> list[str]:
+    """What is recorded of a prompt whose two chunks come in a session and behind it."""
+    writer, req = Told(), request(custom_params={"capture": "a"})
+    here = runtime.Runtime(model_runner, None, rules, filler=writer, in_session=True)
+    here.expect(req)
+    here.admit(req)
+    here.in_session = False
+    here.admit(req)
+    assert here.waiting == {}
+    return writer.reasons
+
+
+ROUNDINGS = (
+    [],
+    ["--quantization", "fp8"],
+    ["--kv-cache-dtype", "fp8_e4m3"],
+    ["--kv-cache-dtype", "bf16"],
+    ["--quantization", "w8a8_int8", "--kv-cache-dtype", "fp8_e5m2"],
+)
+
+
+def rounded(model_dir: str, flags: list[str]) -> str:
+    """What a spec says of it; the checkpoint is in bfloat16."""
+    common = ["--model-path", model_dir, "--device", "cpu", "--attention-backend", "torch_native"]
+    args = prepare_server_args([*common, *flags])
+    return target._quantization(args, ModelConfig.from_server_args(args))
 
 
 class Changed:

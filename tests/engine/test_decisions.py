@@ -23,6 +23,10 @@ REFUSED = {
         "drop --enable-attn-tp-input-scattered",
     ),
     "multiplexed prefill": (["--enable-pdmux"], "drop --enable-pdmux"),
+    "a hook inside the model": (
+        ["--forward-hooks", '[{"target_modules": ["*"], "hook_factory": "a.b:c"}]'],
+        "drop --forward-hooks",
+    ),
     "pipeline stages on two machines": (
         ["--pp-size", "2", "--nnodes", "2", "--node-rank", "0", "--dist-init-addr", "127.0.0.1:5"],
         "use --nnodes 1",
@@ -119,3 +123,18 @@ def test_where_every_prompt_is_captured_sglangs_own_are_not(decided):
 def test_after_an_update_of_the_weights_images_are_refused_for_what_is_kept_of_them(decided):
     (reason,) = decided["images after an update"]
     assert "what the weights before made of them" in reason
+
+
+def test_in_a_session_of_updates_a_prompt_is_refused_once_and_for_all_its_chunks(decided):
+    (reason,) = decided["in a session of updates"]
+    assert "Send it again after end_weight_update" in reason
+
+
+def test_what_a_server_rounds_beyond_its_files_is_in_the_spec(decided):
+    assert decided["rounded"] == {
+        "": "",
+        "--quantization fp8": "weights fp8",
+        "--kv-cache-dtype fp8_e4m3": "kv cache fp8_e4m3",
+        "--kv-cache-dtype bf16": "",
+        "--quantization w8a8_int8 --kv-cache-dtype fp8_e5m2": "weights w8a8_int8, kv cache fp8_e5m2",
+    }

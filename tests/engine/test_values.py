@@ -183,6 +183,31 @@ def test_weights_that_no_checkpoint_has_are_like_no_others(refusing, draw, new_i
     assert new.weights_digest.partition("+")[0] == old.weights_digest.partition("+")[0]
 
 
+def test_while_a_session_of_updates_is_open_nothing_is_captured(refusing, draw, new_id):
+    """A trainer may write into the weights at any time, without a request for it."""
+    before, during, after = (Wish(draw(5), new_id()) for _ in range(3))
+    send_all(refusing, [before])
+    split = Wish(draw(400), new_id())
+    with ThreadPoolExecutor(1) as pool, paused_in_mid_prefill(refusing, pool, split):
+        assert refusing.control("begin_weight_update") == 200
+    assert "weights were changed" in refusing.failure(split.name).reason
+    refusing.capture(during.prompt, {"capture": during.name})
+    assert "after end_weight_update" in refusing.failure(during.name).reason
+    assert refusing.control("end_weight_update") == 200
+    send_all(refusing, [after])
+    assert refusing.dump(after.name).spec.weights_digest != refusing.dump(before.name).spec.weights_digest
+
+
+def test_a_session_of_a_drafts_weights_is_not_of_the_targets(refusing, draw, new_id):
+    before, during, after = (Wish(draw(5), new_id()) for _ in range(3))
+    send_all(refusing, [before])
+    assert refusing.control("begin_weight_update", selector="draft") == 200
+    send_all(refusing, [during])
+    assert refusing.control("end_weight_update") == 200
+    send_all(refusing, [after])
+    assert len({refusing.dump(wish.name).spec.digest for wish in (before, during, after)}) == 1
+
+
 @pytest.mark.parametrize(
     ("route", "body"),
     [

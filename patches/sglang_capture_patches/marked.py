@@ -7,11 +7,13 @@ decision may depend on the request and on the server's settings alone, never on 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from sglang_capture.capture import Capture
 from sglang_capture.layers import LayerError, check_layers
@@ -154,7 +156,7 @@ def _check_request(req: Any, vocab_size: int) -> None:
     ids = _vocabulary_ids(req)
     if len(ids) != len(req.origin_input_ids):
         raise MarkError("this model's image tokens are expanded inside the engine: no vocabulary id for each row")
-    lowest, highest = min(ids, default=0), max(ids, default=0)
+    lowest, highest = (int(ids.min()), int(ids.max())) if len(ids) else (0, 0)
     if lowest < 0 or highest >= vocab_size:
         # Embeddings are padded, so the engine serves it; the rows belong to no token.
         wrong = lowest if lowest < 0 else highest
@@ -167,12 +169,13 @@ def vocabulary_ids(req: Any) -> torch.Tensor:
     At image positions ``origin_input_ids`` holds the engine's internal hashes; the ids before that replacement have the
     model's placeholder there.
     """
-    return torch.tensor(_vocabulary_ids(req), dtype=torch.int64)
+    return torch.from_numpy(_vocabulary_ids(req).copy())
 
 
-def _vocabulary_ids(req: Any) -> Sequence[int]:
-    ids: Sequence[int] = req.origin_input_ids if req.multimodal_inputs is None else req.origin_input_ids_unpadded
-    return ids
+def _vocabulary_ids(req: Any) -> NDArray[np.int64]:
+    """A view where SGLang keeps ids in an array, as its later releases do: on the engine's thread each pass counts."""
+    ids = req.origin_input_ids if req.multimodal_inputs is None else req.origin_input_ids_unpadded
+    return np.asarray(ids, dtype=np.int64)
 
 
 def watch(req: Any) -> Callable[[], str | None]:

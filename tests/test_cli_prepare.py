@@ -68,7 +68,7 @@ def test_what_is_written_is_what_run_would_send(tmp_path: Path, tokenizer: ChatT
     assert found[0]["metadata"]["prompt_lineage"] == {
         "tokenizer": tokenizer.digest,
         "template": tokenizer.template_digest,
-        "mask_rule": "generation-tags/1",
+        "mask_rule": "generation-tags/2",
         "max_length": None,
     }
     counts = {key: value for key, value in statistics.items() if isinstance(value, int)}
@@ -106,7 +106,7 @@ def test_only_the_last_turn(tmp_path: Path, tokenizer: ChatTokenizer) -> None:
     (row,) = written(tmp_path)
     start = row["loss_mask"].index(1)
     assert tokenizer.decode(row["input_ids"][start:]) == "no more of that<|eos|>"
-    assert row["metadata"]["prompt_lineage"]["mask_rule"] == "generation-tags/1, last turn only"
+    assert row["metadata"]["prompt_lineage"]["mask_rule"] == "generation-tags/2, last turn only"
 
 
 def test_what_is_supervised_can_be_seen(tmp_path: Path, tokenizer: ChatTokenizer) -> None:

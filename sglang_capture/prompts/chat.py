@@ -7,23 +7,21 @@ included. Templates that mark it themselves (``{% generation %}``) are believed;
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import xxhash
 
 from sglang_capture.errors import CaptureError
+from sglang_capture.prompts.coverage import cover, tokens_of
 from sglang_capture.prompts.errors import RowError
+from sglang_capture.prompts.generation import free_characters, marked_spans, marks_generation, with_marks
 from sglang_capture.prompts.messages import Message
-from sglang_capture.prompts.turns import Span, TurnMarks, common_prefix, find_turns, turn_marks, undetermined
+from sglang_capture.prompts.turns import Span, TurnMarks, find_turns, turn_marks, undetermined
 
-_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
-
-_MASK_RULES = {True: "generation-tags/1", False: "turns-by-rendering/1"}
+_MASK_RULES = {True: "generation-tags/2", False: "turns-by-rendering/2"}
 """How masks are made, by whether the template marks what it generates; the number grows when a rule changes."""
 
 
@@ -76,13 +74,16 @@ class ChatTokenizer:
 
     def render(self, messages: Sequence[Message], *, ask: bool, tools: list[Any] | None = None) -> str:
         """The conversation as text; with ``ask`` it ends with the prompt for an answer. Raises as encode_messages."""
+        return self._lay_out(self._template, messages, ask=ask, tools=tools)
+
+    def _lay_out(self, template: str, messages: Sequence[Message], *, ask: bool, tools: list[Any] | None) -> str:
         try:
             return cast(
                 str,
                 self._tokenizer.apply_chat_template(
                     list(messages),
                     tools=tools,
-                    chat_template=self._template,
+                    chat_template=template,
                     tokenize=False,
                     add_generation_prompt=ask,
                 ),
@@ -158,7 +159,7 @@ class ChatTokenizer:
     @property
     def _marks_generation(self) -> bool:
         """Only tokenizers of the ``tokenizers`` library know which characters a token covers."""
-        return _GENERATION.search(self._template) is not None and bool(self._tokenizer.is_fast)
+        return marks_generation(self._template) and bool(self._tokenizer.is_fast)
 
     @cached_property
     def _turn_marks(self) -> TurnMarks:
@@ -167,42 +168,28 @@ class ChatTokenizer:
     def _encode_marked(
         self, messages: Sequence[Message], ask: bool, tools: list[Any] | None
     ) -> tuple[list[int], list[int]]:
-        """By the characters that the template marks: transformers' own mask of tokens loses those in white space."""
-        from transformers.utils.chat_template_utils import render_jinja_template
-
-        try:
-            texts, places = render_jinja_template(
-                conversations=[list(messages)],
-                tools=tools,
-                chat_template=self._template,
-                add_generation_prompt=ask,
-                return_assistant_tokens_mask=True,
-                **self._tokenizer.special_tokens_map,
-            )
-        except Exception as error:
-            raise RowError(f"the chat template refuses these messages: {_first_line(error)}") from error
-        ids, mask = self._encode_spans(texts[0], [(start, stop) for start, stop in places[0]])
+        """By the characters that the template marks."""
+        text = self.render(messages, ask=ask, tools=tools)
+        if (marks := free_characters(text)) is None:
+            raise undetermined(None)
+        marked = self._lay_out(with_marks(self._template, marks), messages, ask=ask, tools=tools)
+        if (spans := marked_spans(marked, text, marks)) is None:
+            raise undetermined(None)
+        ids, mask = self._encode_spans(text, spans)
         if not any(mask):
             raise undetermined(None)
         return ids, mask
 
     def _encode_spans(self, text: str, spans: list[Span]) -> tuple[list[int], list[int]]:
         """The ids of ``text``, and 1 for each whose characters are (in part) inside a span."""
-        if not self._tokenizer.is_fast:
-            return self._encode_spans_by_prefix(text, spans)
-        encoding = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        first, last = np.asarray(encoding["offset_mapping"]).T
-        inside = np.zeros(len(first), dtype=int)
-        for start, stop in spans:
-            inside |= ((first >= start) & (first < stop)) | ((first < start) & (last > start))
-        return list(encoding["input_ids"]), inside.tolist()
-
-    def _encode_spans_by_prefix(self, text: str, spans: list[Span]) -> tuple[list[int], list[int]]:
-        """A tokenizer in Python does not tell characters: count the tokens that the text up to a place shares."""
+        spans = [(start, stop) for start, stop in spans if start < stop]
+        if self._tokenizer.is_fast:
+            coverage = cover(self._tokenizer, text)
+            return coverage.ids, coverage.mask(spans)
         ids = self.encode(text)
         mask = [0] * len(ids)
-        for start, stop in spans:
-            first, last = (common_prefix(ids, self.encode(text[:place])) for place in (start, stop))
+        for span in spans:
+            first, last = tokens_of(ids, text, span, self.decode, self.encode)
             mask[first:last] = [1] * (last - first)
         return ids, mask
 

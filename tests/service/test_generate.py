@@ -161,7 +161,7 @@ def test_rows_of_every_format_are_captured_by_a_job(
     expected, mask = tokenizer.encode_messages(CHAT[:2])
     assert [request.input_ids for request in sglang.requests] == [expected, expected]
     assert mask_of(service, "alpaca") == mask
-    assert service.get("/capture/alpaca").json()["metadata"]["prompt_lineage"]["mask_rule"] == "generation-tags/1"
+    assert service.get("/capture/alpaca").json()["metadata"]["prompt_lineage"]["mask_rule"] == "generation-tags/2"
 
 
 def test_the_service_cuts_as_run_does(service: httpx.Client, sglang: StandInServer, tokenizer: ChatTokenizer) -> None:

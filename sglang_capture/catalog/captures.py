@@ -242,7 +242,7 @@ def _record_dump(session: Session, row: CaptureRow | None, dump: DumpFacts, spec
     if row.state == "packed":
         return "duplicate"
     if row.request_digest is None or not _is_asked_for(session, row, dump):
-        disown(row, dump.ran)
+        disown(row, origin.told_by(ran=dump.ran, request_id=dump.request_id))
     elif row.mask_tokens is not None and row.mask_tokens != dump.tokens:
         reason = f"loss_mask has {row.mask_tokens} entries, and the engine ran {dump.tokens} tokens"
         fail(row, "mask", reason, False)

@@ -7,6 +7,7 @@ content must never stand beside the loss mask of another.
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Sequence
 
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 _IDS = "ids-"
 _TEXT = "text-"
+_NAMED_TEXT = re.compile(_TEXT + "[0-9a-f]{32}(?=-)")
 
 
 def of_ids(ids: Sequence[int] | NDArray[np.int64]) -> str:
@@ -36,6 +38,12 @@ def new_request_id(sent: str) -> str:
 def proven(sent: str | None, *, ran: str, request_id: str) -> bool:
     """Whether a dump is of the content ``sent``: it holds those ids, or its request's id says so."""
     return sent is not None and (ran == sent or request_id.startswith(f"{sent}-"))
+
+
+def told_by(*, ran: str, request_id: str) -> str:
+    """What a dump that was not asked for here is known by: the text that its request's id names, else its ids."""
+    named = _NAMED_TEXT.match(request_id)
+    return named[0] if named else ran
 
 
 def altered(sent: str | None, *, ran: str) -> bool:

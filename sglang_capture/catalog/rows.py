@@ -51,9 +51,9 @@ def fail(row: CaptureRow, kind: FailureKind, reason: str, retriable: bool) -> No
     row.failure, row.reason, row.retriable = kind, reason, retriable
 
 
-def disown(row: CaptureRow, ran: str) -> None:
-    """Make a record that of a dump from elsewhere: nothing of what was asked for here is true of it."""
-    row.request_digest, row.sent = None, ran
+def disown(row: CaptureRow, sent: str) -> None:
+    """Make a record that of a dump from elsewhere, known by ``sent``: nothing that was asked for here is true of it."""
+    row.request_digest, row.sent = None, sent
     row.loss_mask, row.mask_tokens, row.meta = None, None, {}
 
 

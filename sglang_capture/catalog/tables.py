@@ -56,7 +56,7 @@ class CaptureRow(Base):
     spec_digest: Mapped[str | None] = mapped_column(ForeignKey("specs.digest"))
     request_digest: Mapped[str | None] = mapped_column(String(32))
     sent: Mapped[str | None] = mapped_column(String(37))
-    """What was sent, as :mod:`~sglang_capture.catalog.origin` names it; of a dump from elsewhere: what it holds."""
+    """What was sent, as :mod:`~sglang_capture.catalog.origin` names it; of a dump from elsewhere, what it is of."""
     mask_tokens: Mapped[int | None]
     loss_mask: Mapped[bytes | None] = mapped_column(LargeBinary, deferred=True)
     """Packed by :func:`~sglang_capture.catalog.masks.pack_mask`; dropped once the sample's shard holds it."""

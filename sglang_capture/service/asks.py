@@ -90,13 +90,14 @@ class Ask:
     def is_of(self, row: CaptureRow) -> bool:
         """Whether a record with a dump can be told to be of this very request.
 
-        A dump that came from elsewhere has no request digest; its ids, or an id made from a text, still prove it.
+        A dump that came from elsewhere has no request digest; an id made from what is asked for leads to it, and its
+        ids, or the text that its request's id names, prove it. The id alone does not: anybody may give it to a request.
         """
         if row.request_digest is not None:
             return row.request_digest == self.digest
         if self.assignment is not None:
             return False  # answers that are yet to be written prove nothing
-        if self.is_tokenized and row.sent is not None and row.sent != self.sent:
+        if row.sent != self.sent:
             return False
         return self.loss_mask is None and row.id.startswith(content_id(self.prompt.digest))
 

@@ -15,6 +15,7 @@ from service.checks import nested, problem, record, state, tensors
 from service.running import serving, until
 from service.standin import SPEC, Generate, StandInServer, dump_of, publish, put_dump, put_failure
 from sglang_capture import spool
+from sglang_capture.catalog import origin
 
 
 def capture(client: httpx.Client, **body: Any) -> httpx.Response:
@@ -130,6 +131,22 @@ def test_a_dump_from_elsewhere_is_reused_only_where_its_id_proves_the_content(
     put_dump(spool_dir, own, input_ids=[1, 3])
     until(lambda: state(service, own) == "spooled", "the record")
     problem(capture(service, input_ids=[1, 2]), 409, "id-conflict")
+    assert sglang.sent_ids == [own]
+
+
+def test_the_id_made_from_a_text_leads_only_to_a_capture_of_that_text(
+    service: httpx.Client, sglang: StandInServer, spool_dir: Path
+) -> None:
+    own = capture(service, text="a b").json()["id"]
+    for request_id in ("anybody's", origin.new_request_id(origin.of_text("c d"))):
+        service.delete(f"/capture/{own}").raise_for_status()
+        put_dump(spool_dir, own, tokens=2, request_id=request_id)
+        until(lambda: state(service, own) == "spooled", "the record")
+        problem(capture(service, text="a b"), 409, "id-conflict")
+    service.delete(f"/capture/{own}").raise_for_status()
+    put_dump(spool_dir, own, tokens=2, request_id=origin.new_request_id(origin.of_text("a b")))
+    until(lambda: state(service, own) == "spooled", "the record")
+    assert capture(service, text="a b").headers["Capture-Reused"] == "true"
     assert sglang.sent_ids == [own]
 
 

@@ -15,9 +15,11 @@ import pytest
 import torch
 from factories import make_dataset, make_dump, make_samples, make_spec
 
+from sglang_capture.dump import Dump
 from sglang_capture.errors import UsageError
 from sglang_capture.export import ExportError, ExportSummary, export_dataset, exporters, folder
 from sglang_capture.shards import DatasetError, DatasetWriter, Sample
+from sglang_capture.shards.manifest import read_manifest, write_manifest
 
 SPEC = make_spec()
 FILE = "rows_0-2000/data_1.ckpt"
@@ -95,6 +97,35 @@ def test_a_dataset_that_grew_is_exported_on(dataset: Path) -> None:
         writer.write_shard(make_samples(SPEC, [2], prefix="later"))
     summary = export(dataset)
     assert (summary.written, summary.samples) == (1, 5)
+
+
+def restored_with(dataset: Path, *dumps: Dump) -> None:
+    """The dataset is put back as it was before its last shard, and gets another one."""
+    manifest = read_manifest(dataset)
+    (dataset / manifest.shards[-1].file).unlink()
+    write_manifest(dataset, manifest.model_copy(update={"shards": manifest.shards[:-1]}))
+    with DatasetWriter(dataset, SPEC) as writer:
+        writer.write_shard([Sample(dump.capture_id, dump) for dump in dumps])
+
+
+def test_a_sample_of_the_same_id_and_other_content_is_written_again(dataset: Path, tmp_path: Path) -> None:
+    export(dataset)
+    ids = ["shard1-0", "shard1-1"]
+    restored_with(dataset, *(make_dump(SPEC, name, tokens, seed=9) for name, tokens in zip(ids, (5, 2), strict=True)))
+    assert export(dataset).written == 2
+    export_dataset(dataset, "specforge", tmp_path / "fresh")
+    assert contents(tmp_path / "out") == contents(tmp_path / "fresh")
+    assert export(dataset).written == 0
+
+
+def test_nothing_is_left_of_a_sample_whose_other_content_no_trainer_must_get(dataset: Path) -> None:
+    export(dataset)
+    bad = make_dump(SPEC, "shard1-1", 2)
+    bad.hidden_states[0] = float("nan")
+    restored_with(dataset, make_dump(SPEC, "shard1-0", 5), bad)
+    assert [skip.sample_id for skip in export(dataset).skipped] == ["shard1-1"]
+    assert "rows_0-2000/data_3.ckpt" not in contents(dataset.parent / "out")
+    assert "rows_0-2000/data_3.ckpt" not in folder.read_records(dataset.parent / "out")
 
 
 def test_some_samples_by_id_keep_their_numbers(dataset: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import tarfile
 from pathlib import Path
@@ -17,6 +18,7 @@ from sglang_capture.dump import Dump
 from sglang_capture.export import ExportError, ExportOptions, export_dataset, huggingface
 from sglang_capture.export import webdataset as webdataset_format
 from sglang_capture.shards import DatasetWriter, Sample
+from sglang_capture.shards.manifest import read_manifest, write_manifest
 from sglang_capture.verify_sources import open_source
 
 SPEC = make_spec(last_hidden="both")
@@ -136,6 +138,21 @@ def test_samples_are_divided_over_files_by_their_size(tmp_path: Path, to: str, m
     export_dataset(tmp_path / "data", to, tmp_path / "out", ids=["shard0-2"])
     assert [len(got["input_ids"]) for got in samples_in(tmp_path / "out", to)] == [7]
     assert len(numbered(tmp_path / "out", to)) == 1
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_samples_of_the_same_ids_and_other_content_are_written_again(tmp_path: Path, to: str) -> None:
+    write(tmp_path, *(Sample(name, make_dump(SPEC, name, 3)) for name in "ab"))
+    export_dataset(tmp_path / "data", to, tmp_path / "out")
+    identity = read_manifest(tmp_path / "data").dataset_id
+    shutil.rmtree(tmp_path / "data")
+    write(tmp_path, *(Sample(name, make_dump(SPEC, name, 3, seed=9)) for name in "ab"))
+    manifest = read_manifest(tmp_path / "data")
+    write_manifest(tmp_path / "data", manifest.model_copy(update={"dataset_id": identity}))
+    assert export_dataset(tmp_path / "data", to, tmp_path / "out").written == 2
+    export_dataset(tmp_path / "data", to, tmp_path / "fresh")
+    files = [[path.read_bytes() for path in numbered(tmp_path / out, to)] for out in ("out", "fresh")]
+    assert files[0] == files[1]
 
 
 @pytest.mark.parametrize("to", FORMATS)

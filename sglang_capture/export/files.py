@@ -98,9 +98,10 @@ class FileExporter(ABC):
         done, written, skipped, size = 0, 0, [], 0
         with ExportFolder(out, self.name, dataset, options) as folder:
             writer = _Writer(self, folder, dataset, norm, options.seq_length)
-            for outcome in in_parallel(writer.write, rows):
+            for row, outcome in zip(rows, in_parallel(writer.write, rows), strict=True):
                 if isinstance(outcome, SkippedSample):
                     skipped.append(outcome)
+                    folder.remove(self.file_name(row))  # there may be one of what the dataset held before
                 else:
                     record, new = outcome
                     size += record.bytes
@@ -165,14 +166,14 @@ class _Writer:
     def write(self, row: int) -> tuple[FileRecord, bool] | SkippedSample:
         """The record of a sample's file, and whether it was written now; or why there is none."""
         sample_id = self.dataset.ids[row]
-        file = self.exporter.file_name(row)
-        if record := self.folder.proven(file, sample_id):
+        file, source = self.exporter.file_name(row), self.dataset.content_key(row)
+        if record := self.folder.proven(file, sample_id, source):
             return record, False
         try:
             content = self.exporter.encode(self._sample(row))
         except UnfitSampleError as unfit:
             return SkippedSample(sample_id=sample_id, reason=str(unfit))
-        return self.folder.write(file, sample_id, lambda sink: self.exporter.save(content, sink)), True
+        return self.folder.write(file, sample_id, lambda sink: self.exporter.save(content, sink), source), True
 
     def _sample(self, row: int) -> dict[str, Any]:
         sample = cut(self.dataset[row], self.seq_length)

@@ -3,10 +3,11 @@
 ::
 
     <out>/sglang_capture_export.json    lineage: format, dataset, spec, totals; whether the export was completed
-    <out>/sglang_capture_export.jsonl   one line for each file: name, sample id, bytes, xxh3-64
+    <out>/sglang_capture_export.jsonl   one line for each file: name, sample id, its content, bytes, xxh3-64
 
-A file counts as written when its line is there and its content has that checksum; then a second run keeps it.
-Whatever else has its name (truncated, changed, of a crashed run) is written again.
+A file counts as written when its line is there, says that it was made of what the dataset now holds, and its content
+has that checksum; then a second run keeps it. Whatever else has its name (truncated, changed, of a crashed run, of a
+dataset that was restored from an older copy since) is written again.
 """
 
 from __future__ import annotations
@@ -54,14 +55,21 @@ class Lineage(BaseModel):
 
 
 class FileRecord(BaseModel):
-    """One file that was written whole."""
+    """One file that was written whole.
+
+    Attributes:
+        content: what stands for the content that the file was made of (:meth:`CaptureDataset.content_key`).
+        removed: it was taken away afterwards.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     file: str
     sample_id: str
+    content: str = ""
     bytes: int
     xxh3_64: str
+    removed: bool = False
 
 
 class ExportFolder:
@@ -106,10 +114,10 @@ class ExportFolder:
     ) -> None:
         self._log.close()
 
-    def proven(self, file: str, sample_id: str) -> FileRecord | None:
-        """The record of ``file`` if it was written for ``sample_id`` and its content is what was written."""
+    def proven(self, file: str, sample_id: str, content: str = "") -> FileRecord | None:
+        """The record of ``file`` if it was made of ``content``, for ``sample_id``, and holds what was written."""
         record = self.records.get(file)
-        if record is None or record.sample_id != sample_id:
+        if record is None or (record.sample_id, record.content) != (sample_id, content):
             return None
         try:
             path = self.out / file
@@ -118,7 +126,7 @@ class ExportFolder:
             return None
         return record if same else None
 
-    def write(self, file: str, sample_id: str, save: Callable[[BinaryIO], None]) -> FileRecord:
+    def write(self, file: str, sample_id: str, save: Callable[[BinaryIO], None], content: str = "") -> FileRecord:
         """Write ``file`` under a temporary name with ``save``, and give it its name when it is whole.
 
         Raises:
@@ -136,15 +144,17 @@ class ExportFolder:
             if (fault := _disk_fault(error)) is None:
                 raise
             raise _write_error(self.out, fault) from error
-        return FileRecord(file=file, sample_id=sample_id, bytes=written.bytes, xxh3_64=written.digest.hexdigest())
+        return FileRecord(
+            file=file,
+            sample_id=sample_id,
+            content=content,
+            bytes=written.bytes,
+            xxh3_64=written.digest.hexdigest(),
+        )
 
     def add(self, record: FileRecord) -> None:
         """Remember a written file, so that the next run can prove it."""
-        try:
-            self._log.write(record.model_dump_json().encode() + b"\n")
-            self._log.flush()
-        except OSError as error:
-            raise _write_error(self.out, error) from error
+        self._append(record)
         self.records[record.file] = record
 
     def remove(self, file: str) -> None:
@@ -157,12 +167,20 @@ class ExportFolder:
             (self.out / file).unlink(missing_ok=True)
         except OSError as error:
             raise _write_error(self.out, error) from error
-        self.records.pop(file, None)
+        if record := self.records.pop(file, None):
+            self._append(record.model_copy(update={"removed": True}))
 
     def finish(self, summary: ExportSummary) -> None:
         """Write down what the run did."""
         self._lineage.summary = summary
         self._write_lineage()
+
+    def _append(self, record: FileRecord) -> None:
+        try:
+            self._log.write(record.model_dump_json(exclude_defaults=True).encode() + b"\n")
+            self._log.flush()
+        except OSError as error:
+            raise _write_error(self.out, error) from error
 
     def _claim(self) -> None:
         try:
@@ -212,7 +230,9 @@ def read_records(out: Path) -> dict[str, FileRecord]:
             record = FileRecord.model_validate_json(line)
         except ValidationError:
             continue
-        records[record.file] = record
+        records.pop(record.file, None)
+        if not record.removed:
+            records[record.file] = record
     return records
 
 

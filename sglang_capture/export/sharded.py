@@ -200,14 +200,19 @@ def _write(
     job: ShardJob, folder: ExportFolder, dataset: CaptureDataset, number: int, rows: list[int]
 ) -> tuple[list[int], FileRecord, bool]:
     file, what = job.file_name(number), _identity(job, [dataset.ids[row] for row in rows])
-    if record := folder.proven(file, what):
+    content = _joint([dataset.content_key(row) for row in rows])
+    if record := folder.proven(file, what, content):
         return rows, record, False
-    return rows, folder.write(file, what, lambda sink: job.write(sink, rows)), True
+    return rows, folder.write(file, what, lambda sink: job.write(sink, rows), content), True
 
 
 def _identity(job: ShardJob, ids: list[str]) -> str:
     """What a record says of its file: the sample's id, or how many samples and a digest of their ids."""
     if job.samples_a_file == 1 and not job.identity:
         return ids[0]
-    digest = xxhash.xxh3_64_hexdigest("\n".join([job.identity, *ids]).encode())
-    return f"{len(ids)} samples, {digest}"
+    return f"{len(ids)} samples, {_joint([job.identity, *ids])}"
+
+
+def _joint(names: list[str]) -> str:
+    """One short name for several."""
+    return xxhash.xxh3_64_hexdigest("\n".join(names).encode())

@@ -150,6 +150,11 @@ class CaptureDataset(Dataset[dict[str, Any]]):
         shard, row = self._locate(index)
         return self._shards[shard].metadata[row]
 
+    def content_key(self, index: int) -> str:
+        """What stands for the content of a sample: its shard's checksum, and its number in there."""
+        shard, row = self._locate(index)
+        return f"{self._shards[shard].entry.xxh3_64}/{row}"
+
     def __getstate__(self) -> dict[str, Any]:
         """What another process needs: mappings stay behind, it maps the shards again."""
         return {name: value for name, value in self.__dict__.items() if name != "_pages"}

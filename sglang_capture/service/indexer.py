@@ -26,7 +26,7 @@ from sglang_capture.claim import ServiceClaim
 from sglang_capture.dump import DumpError, load_dump
 from sglang_capture.service.datasets import Datasets
 from sglang_capture.service.metrics import Metrics
-from sglang_capture.spool import SpoolError
+from sglang_capture.spool import Failure, SpoolError
 
 _RESCAN_SECONDS = 5.0
 _BATCH = 256
@@ -41,21 +41,32 @@ class Arrivals:
     """Who waits for which capture to be recorded."""
 
     def __init__(self) -> None:
-        self._events: dict[str, asyncio.Event] = {}
+        self._waiting: dict[str, tuple[str, asyncio.Event]] = {}
 
     @contextlib.contextmanager
-    def expect(self, capture_id: str) -> Iterator[asyncio.Event]:
-        """An event that is set each time something about the capture was recorded; one waiter for each id."""
-        event = self._events[capture_id] = asyncio.Event()
+    def expect(self, capture_id: str, request_id: str) -> Iterator[asyncio.Event]:
+        """An event that is set each time something about the capture was recorded; one waiter for each id.
+
+        Args:
+            request_id: of the request that is waited for.
+        """
+        event = asyncio.Event()
+        self._waiting[capture_id] = (request_id, event)
         try:
             yield event
         finally:
-            del self._events[capture_id]
+            del self._waiting[capture_id]
 
     def announce(self, ids: Iterable[str]) -> None:
         for capture_id in ids:
-            if event := self._events.get(capture_id):
-                event.set()
+            if waiting := self._waiting.get(capture_id):
+                waiting[1].set()
+
+    def concerns(self, failure: Failure) -> bool:
+        """Whether a failure ends what is waited for: an earlier request of the same id may fail late, and others may
+        mark a request with it. What nobody waits for concerns everybody."""
+        waiting = self._waiting.get(failure.capture_id)
+        return waiting is None or not failure.request_id or failure.request_id.startswith(waiting[0])
 
 
 class Indexer:
@@ -197,7 +208,9 @@ class Indexer:
             return DumpFacts(name, dump.tokens, dump.spec, origin.of_ids(dump.input_ids.numpy()), dump.request_id)
         except FileNotFoundError:
             failure = spool.read_failure(spool.failure_path(self.directory, name))
-            return FailureFacts(name, failure.kind, failure.reason, failure.retriable) if failure else None
+            if failure is None or not self._arrivals.concerns(failure):
+                return None
+            return FailureFacts(name, failure.kind, failure.reason, failure.retriable)
         except DumpError as error:
             self._bad[name] = _mtime(path)
             return FailureFacts(name, "unreadable", str(error))

@@ -192,16 +192,14 @@ class Sender:
         """Send once; the record afterwards."""
         if spool.dump_path(self._settings.dir, ask.capture_id).exists():  # an interrupted attempt left it
             await self._indexer.index([ask.capture_id])
-        row = await run_in_threadpool(self._begin, ask, spec)
-        if row.state != "pending":
-            return await self._record(ask)
-        with self._arrivals.expect(ask.capture_id) as event:
+        request_id = origin.new_request_id(ask.sent)
+        with self._arrivals.expect(ask.capture_id, request_id) as event:
+            row = await run_in_threadpool(self._begin, ask, spec)
+            if row.state != "pending":
+                return await self._record(ask)
             try:
                 await self._engine.client().capture(
-                    ask.prompt,
-                    layers=ask.layers,
-                    last_hidden=ask.last_hidden,
-                    request_id=origin.new_request_id(ask.sent),
+                    ask.prompt, layers=ask.layers, last_hidden=ask.last_hidden, request_id=request_id
                 )
             except EngineUnreachable as error:
                 await self._record_failure(ask, "unreachable", str(error), True)

@@ -99,9 +99,17 @@ def put_dump(
 
 
 def put_failure(
-    directory: Path, capture_id: str, reason: str, *, kind: Any = "failed", retriable: bool = False
+    directory: Path,
+    capture_id: str,
+    reason: str,
+    *,
+    kind: Any = "failed",
+    retriable: bool = False,
+    request_id: str = "",
 ) -> None:
-    failure = Failure(capture_id=capture_id, kind=kind, reason=reason, retriable=retriable, time=time.time())
+    failure = Failure(
+        capture_id=capture_id, request_id=request_id, kind=kind, reason=reason, retriable=retriable, time=time.time()
+    )
     spool.write_failure(directory, failure)
 
 

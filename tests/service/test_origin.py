@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from factories import make_spec
 
 from service.checks import problem, record, state, tensors
 from service.running import ServiceProcess, serving, until
-from service.standin import SPEC, Behaviour, Generate, StandInServer, publish, put_dump
+from service.standin import SPEC, Behaviour, Generate, StandInServer, publish, put_dump, put_failure
+from sglang_capture import spool
 from sglang_capture.shards import CaptureDataset
 
 ASK: dict[str, Any] = {"input_ids": [1, 2, 3], "capture_id": "a", "loss_mask": [0, 0, 1], "metadata": {"of": "me"}}
@@ -128,6 +130,33 @@ def test_after_a_timeout_other_content_gets_no_rows_of_the_first(tmp_path: Path,
         sglang.behaviour = behind(sglang.requests[0])
         problem(client.post("/capture", json={**ASK, "input_ids": OTHERS}), 409, "id-conflict")
         assert tensors(client, "a")["input_ids"].tolist() == [1, 2, 3]
+
+
+def fails(of: int) -> Behaviour:
+    """The engine reports that request number ``of`` failed, and answers."""
+
+    def fail(server: StandInServer, _request: Generate) -> int:
+        put_failure(server.spool, "a", "aborted", request_id=server.requests[of].request_id or "")
+        return 200
+
+    return fail
+
+
+def test_a_late_failure_of_an_earlier_request_does_not_end_the_one_that_is_under_way(
+    service: httpx.Client, sglang: StandInServer
+) -> None:
+    sglang.behaviour = fails(0)
+    assert "aborted" in problem(service.post("/capture", json=ASK), 502, "capture-failed")["detail"]
+    with ThreadPoolExecutor(1) as pool:
+        second = pool.submit(service.post, "/capture", json=ASK)
+        until(lambda: len(sglang.requests) == 2, "the second request")
+        until(lambda: spool.failure_path(sglang.spool, "a").exists(), "the failure of the first")
+        for look in ("one", "two", "three"):
+            put_failure(sglang.spool, look, "tells that the spool was looked at since")
+            until(lambda look=look: service.get(f"/capture/{look}").status_code == 200, "the look")
+        publish(sglang, sglang.requests[1])
+        second.result().raise_for_status()
+    assert record(service, "a")["metadata"] == {"of": "me"}
 
 
 def test_a_dump_from_elsewhere_does_not_mend_the_failure_of_another_request(

@@ -128,6 +128,22 @@ def test_nothing_is_left_of_a_sample_whose_other_content_no_trainer_must_get(dat
     assert "rows_0-2000/data_3.ckpt" not in folder.read_records(dataset.parent / "out")
 
 
+@pytest.mark.parametrize("to", ["specforge", "safetensors", "webdataset", "huggingface"])
+def test_an_export_says_what_made_its_prompts(dataset: Path, tmp_path: Path, to: str) -> None:
+    lineages = [{"tokenizer": "1f", "template": "2e", "mask_rule": rule, "max_length": None} for rule in ("a/1", "a/2")]
+
+    def told() -> object:
+        export_dataset(dataset, to, tmp_path / "out")
+        return json.loads((tmp_path / "out/sglang_capture_export.json").read_text())["prompt_lineages"]
+
+    assert told() == []
+    for number, lineage in enumerate(lineages):
+        with DatasetWriter(dataset, SPEC) as writer:
+            (sample,) = make_samples(SPEC, [3], prefix=f"later{number}-")
+            writer.write_shard([replace(sample, metadata={"prompt_lineage": lineage})])
+        assert told() == lineages[: number + 1]
+
+
 def test_some_samples_by_id_keep_their_numbers(dataset: Path) -> None:
     summary = export(dataset, ids=["shard1-1", "shard0-1", "shard1-1"])
     assert summary.samples == 2

@@ -2,7 +2,7 @@
 
 ::
 
-    <out>/sglang_capture_export.json    lineage: format, dataset, spec, totals; whether the export was completed
+    <out>/sglang_capture_export.json    lineage: format, dataset, spec, what made the prompts; the last complete run
     <out>/sglang_capture_export.jsonl   one line for each file: name, sample id, its content, bytes, xxh3-64
 
 A file counts as written when its line is there, says that it was made of what the dataset now holds, and its content
@@ -50,6 +50,8 @@ class Lineage(BaseModel):
     spec: CaptureSpec
     output_of_layer: list[int | None]
     """The layers in the trainers' usual convention: after this 0-based layer; ``None`` for the embeddings."""
+    prompt_lineages: tuple[dict[str, Any], ...] = ()
+    """The different ones of the dataset's samples: what made their ids and masks."""
     summary: ExportSummary | None = None
     """The last run that ended; ``None`` while the first one runs, or after it was killed."""
 
@@ -91,6 +93,7 @@ class ExportFolder:
             spec_digest=dataset.manifest.spec_digest,
             spec=dataset.spec,
             output_of_layer=list(output_of(dataset.spec.layers)),
+            prompt_lineages=dataset.manifest.prompt_lineages,
         )
         try:
             _check_free_or_ours(out, self._lineage)

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from sglang_capture.errors import CaptureError
+from sglang_capture.errors import CaptureError, UsageError
+from sglang_capture.names import find
 from sglang_capture.spec import DTYPES
 
 _PLACEHOLDERS = (
@@ -76,14 +77,18 @@ class Oracle:
             trust_remote_code: run the model's own code, where it brings some.
 
         Raises:
+            UsageError: there is no such model, dtype or device.
             OracleError: transformers is not installed, or cannot load the model.
         """
+        _check_dtype(dtype)
+        _check_device(device)
         try:
             import transformers
         except ImportError as error:
             raise OracleError(
                 "recomputing hidden states needs transformers: pip install 'sglang-capture[transformers]'"
             ) from error
+        find(path, "--model")
         if not sys.stderr.isatty():
             transformers.utils.logging.disable_progress_bar()
         options = {"dtype": DTYPES[dtype], "trust_remote_code": trust_remote_code}
@@ -130,6 +135,20 @@ class Oracle:
             )
         rows = [tensor[0].cpu() for tensor in states]
         return States(hidden=tuple(rows[:-1]), post=rows[-1], pre=seen[0][0][0].cpu())
+
+
+def _check_dtype(dtype: str) -> None:
+    if dtype not in DTYPES:
+        raise UsageError(f"--dtype must be one of {', '.join(DTYPES)}; found {dtype!r}")
+
+
+def _check_device(device: str) -> None:
+    try:
+        kind = "cpu" if device == "auto" else torch.device(device).type
+    except RuntimeError:
+        raise UsageError(f"--device must be cpu, cuda or auto; found {device!r}") from None
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise UsageError(f"--device {device}: torch finds no GPU here; leave it out, or give cpu")
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -6,13 +6,13 @@ from typing import Protocol
 
 from sglang_capture.comparison import Rows, index_name, rows_of
 from sglang_capture.dump import Dump
-from sglang_capture.errors import CaptureError
+from sglang_capture.errors import UsageError
 from sglang_capture.oracle import Oracle
 from sglang_capture.probe import Prober
 from sglang_capture.spec import LAST_HIDDEN_KEYS, CaptureSpec, LastHidden
 
 
-class AnotherModelError(CaptureError):
+class AnotherModelError(UsageError):
     """A reference that is of another model than the captures."""
 
 
@@ -30,7 +30,7 @@ class Reference(Protocol):
     placeholders: set[int]
 
     def check(self, spec: CaptureSpec) -> None:
-        """Raise :class:`CaptureError` if captures of ``spec`` are of another model."""
+        """Raise :class:`AnotherModelError` if captures of ``spec`` are of another model."""
 
     def rows(self, dump: Dump) -> Rows:
         """The rows of a dump's prompt; all kinds that the dump has, and perhaps more."""

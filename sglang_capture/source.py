@@ -7,11 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sglang_capture.dump import Dump
-from sglang_capture.errors import CaptureError
+from sglang_capture.errors import CaptureError, UsageError
 
 
 class SourceError(CaptureError):
-    """A place that holds no captures, or one that cannot be read."""
+    """A place with captures that cannot be read."""
+
+
+class NoSourceError(SourceError, UsageError):
+    """A place that was named for its captures and holds none."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 
 from sglang_capture.comparison import Comparison, Difference, KindReport, RelativeError, Rows, rows_of
 from sglang_capture.dump import Dump
-from sglang_capture.errors import CaptureError
+from sglang_capture.errors import CaptureError, UsageError
 from sglang_capture.oracle import Oracle
 from sglang_capture.probe import Prober
 from sglang_capture.references import Reference, ServerReference, TransformersReference
@@ -27,6 +27,10 @@ Progress = Callable[[int, int], None]
 
 class VerifyError(CaptureError):
     """There is nothing to compare."""
+
+
+class NothingToVerifyError(VerifyError, UsageError):
+    """A place that was named for its captures, and is empty."""
 
 
 class VerifyReport(BaseModel):
@@ -176,7 +180,7 @@ def _chosen(source: Path, sample: int, seed: int) -> tuple[Source, list[str]]:
     captures = open_source(source)
     chosen = captures.choose(sample, seed)
     if not chosen:
-        raise VerifyError(f"{source} holds no captures: nothing to verify")
+        raise NothingToVerifyError(f"{source} holds no captures: nothing to verify")
     return captures, chosen
 
 

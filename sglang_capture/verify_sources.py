@@ -10,14 +10,14 @@ from sglang_capture.export import get_exporter
 from sglang_capture.export.folder import read_lineage
 from sglang_capture.shards import CaptureDataset
 from sglang_capture.shards.manifest import MANIFEST_NAME
-from sglang_capture.source import Source, SourceError
+from sglang_capture.source import NoSourceError, Source, SourceError
 
 
 def open_source(path: Path) -> Source:
     """Tell what ``path`` is by what it holds.
 
     Raises:
-        SourceError: it is none of the things above.
+        NoSourceError: it is none of the things above.
         CaptureError: it is one, and damaged.
     """
     if lineage := read_lineage(path):  # asked first: a trainer's format may have a manifest of that name too
@@ -30,7 +30,7 @@ def open_source(path: Path) -> Source:
             return Source(list(dumps), lambda capture_id: _load_dump(dumps[capture_id]))
     elif path.suffix == spool.DUMP_SUFFIX:
         return Source([path.stem], lambda _: _load_dump(path))
-    raise SourceError(
+    raise NoSourceError(
         f"{path} holds no captures: expected a dataset ({MANIFEST_NAME}), a spool or a dump (.pt), or an export"
     )
 

@@ -24,6 +24,7 @@ from sglang_capture.client import ServiceUnreachable
 from sglang_capture.commands import _bulk, _run
 from sglang_capture.errors import CaptureError, UsageError
 from sglang_capture.layers import LayerError
+from sglang_capture.prompts import tables
 
 ROWS = [{"id": f"c{number}", "input_ids": [1, 2, number % 10]} for number in range(12)]
 
@@ -101,6 +102,7 @@ def test_where_the_number_of_rows_is_not_known_the_end_tells(
 ) -> None:
     datasets = pytest.importorskip("datasets")
     streamed = datasets.Dataset.from_list(ROWS).to_iterable_dataset()
+    monkeypatch.setattr(tables, "find", lambda *_: None)
     monkeypatch.setattr(datasets, "load_dataset", lambda *_names, **_options: streamed)
     code, summary, _ = run("hf:org/name", "--service", service)
     assert (code, summary["rows"], summary["captured"], summary["not_tried"]) == (0, 12, 12, 0)
@@ -169,7 +171,7 @@ def test_the_same_rows_can_be_captured_with_other_layers(tmp_path: Path, sglang:
         (["--layers", "400"], LayerError, "does not exist"),
         (["--last-hidden", "last"], UsageError, "none, post, pre, both"),
         (["--tokenizer", "/nonexistent"], UsageError, "there is no directory /nonexistent"),
-        (["--tokenizer", "non/existent"], CaptureError, "no tokenizer could be loaded"),
+        (["--tokenizer", "non/existent"], UsageError, "--tokenizer non/existent: there is no such directory"),
     ],
     ids=["no layers", "no such layer", "no such kind", "no such directory", "no such tokenizer"],
 )

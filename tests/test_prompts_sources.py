@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_capture.errors import CaptureError, UsageError
-from sglang_capture.prompts import RowError, canonical, jsonl, open_source, read_jsonl
+from sglang_capture.prompts import RowError, canonical, jsonl, open_source, read_jsonl, tables
 
 ROWS = [
     {"id": "a", "messages": [{"role": "user", "content": "hi é\u2028"}, {"role": "assistant", "content": "yes"}]},
@@ -183,6 +183,7 @@ def test_a_dataset_of_the_hub_is_streamed(monkeypatch: pytest.MonkeyPatch, table
         asked.append((name, subset, split, streaming))
         return table.to_iterable_dataset()
 
+    monkeypatch.setattr(tables, "find", lambda *_: None)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     assert contents(open_source("hf:org/name:train_sft", subset="en")) == ROWS
     assert contents(open_source("hf:org/name", split="test")) == ROWS

@@ -15,7 +15,7 @@ from factories import make_dataset, make_spec, save_dump
 
 from sglang_capture.comparison import relative_errors
 from sglang_capture.dump import Dump
-from sglang_capture.errors import CaptureError
+from sglang_capture.errors import CaptureError, UsageError
 from sglang_capture.export import export_dataset
 from sglang_capture.oracle import Oracle, OracleError, find_final_norm
 from sglang_capture.references import AnotherModelError, TransformersReference
@@ -272,6 +272,9 @@ def test_ids_outside_the_vocabulary_are_refused(model: Any, oracle: Transformers
 
 
 def test_a_model_that_cannot_be_loaded_is_named(dataset: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"there is no directory .*no-model; --model takes"):
+        verify_dataset(dataset, model=str(tmp_path / "no-model"))
+    (tmp_path / "no-model").mkdir()
     with pytest.raises(OracleError, match=r"cannot load .*name its directory"):
         verify_dataset(dataset, model=str(tmp_path / "no-model"))
 

@@ -95,6 +95,8 @@ def _check_installed() -> None:
 
 def _fresh_directory(out: Path) -> Path:
     """An empty ``out``; an earlier demo's is emptied, anything else is left alone."""
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"{out} is a file: name a new or empty directory with --out")
     if out.exists() and any(out.iterdir()):
         if not (out / _MARKER).exists():
             raise UsageError(f"{out} holds other files: name a new or empty directory with --out")

@@ -22,7 +22,7 @@ def read_draft(draft: str) -> DraftConfig:
         UsageError: there is none, or it is no draft that is known.
     """
     directory = Path(draft)
-    return draft_config(read_config(draft), read_shapes(directory) if directory.is_dir() else None)
+    return draft_config(read_config(draft, "DRAFT"), read_shapes(directory) if directory.is_dir() else None)
 
 
 def read_captured(path: Path) -> tuple[CaptureSpec, str]:

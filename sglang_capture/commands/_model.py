@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from sglang_capture.errors import UsageError
+from sglang_capture.errors import CaptureError, UsageError
 from sglang_capture.layers import canonical_layers, check_layers, default_layers, parse_layers
+from sglang_capture.names import find, first_line
 from sglang_capture.spec import DTYPES, LAST_HIDDEN_CHOICES, CaptureSpec, LastHidden
+
+_WEIGHTS = ("*.safetensors", "*.bin")
+"""The files that transformers loads weights from."""
 
 
 def read_spec(model: str, layers: str | None, last_hidden: str | None) -> CaptureSpec:
@@ -69,22 +74,13 @@ def chosen_last_hidden(text: str | None) -> LastHidden | None:
     raise UsageError(f"--last-hidden must be one of {', '.join(LAST_HIDDEN_CHOICES)}; found {text!r}")
 
 
-def check_place(name: str | None, option: str) -> None:
-    """Ask early, before anything is read, whether what looks like a path is there.
-
-    Raises:
-        UsageError: it is not.
-    """
-    if name is not None and name.startswith(("/", "./", "../", "~")) and not Path(name).exists():
-        raise UsageError(f"there is no directory {name}; {option} takes a directory, or a name on the Hugging Face Hub")
-
-
-def read_config(model: str) -> dict[str, Any]:
-    """``config.json`` of a directory, or of a model on the Hugging Face Hub.
+def read_config(model: str, option: str = "--model") -> dict[str, Any]:
+    """``config.json`` of a directory, or of a model on the Hugging Face Hub; ``option`` is what it was named for.
 
     Raises:
         UsageError: there is none.
     """
+    find(model, option)
     file = Path(model) / "config.json"
     if not file.is_file():
         file = _from_hub(model)
@@ -97,20 +93,34 @@ def read_config(model: str) -> dict[str, Any]:
     return config
 
 
+def check_loadable(model: str, option: str) -> None:
+    """Whether transformers could begin to load a model: it is installed, and there are a config and weights.
+
+    Raises:
+        UsageError: there is no such model.
+        CaptureError: transformers is not installed.
+    """
+    if find_spec("transformers") is None:
+        raise CaptureError(f"{option} needs transformers: pip install 'sglang-capture[transformers]'")
+    config = read_config(model, option)
+    if not (config.get("model_type") or config.get("architectures")):
+        raise UsageError(
+            f"the config of {model} names no model_type; {option} takes a model that transformers can load"
+        )
+    directory = Path(model)
+    if directory.is_dir() and not any(any(directory.glob(pattern)) for pattern in _WEIGHTS):
+        raise UsageError(f"{model} holds no weights ({', '.join(_WEIGHTS)}); {option} takes the directory of a model")
+
+
 def _from_hub(model: str) -> Path:
     if Path(model).exists():
         raise UsageError(f"{model} holds no config.json; name the directory of a model")
-    try:
-        from huggingface_hub import hf_hub_download
-    except ImportError:
-        raise UsageError(
-            f"there is no directory {model}; for a model on the Hub: pip install 'sglang-capture[transformers]'"
-        ) from None
+    from huggingface_hub import hf_hub_download
+
     try:
         return Path(hf_hub_download(model, "config.json"))
     except Exception as error:  # its errors range from a malformed name to a network that is not there
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise UsageError(f"there is no directory {model}, and the Hub gives no config for it: {reason}") from error
+        raise UsageError(f"the Hugging Face Hub gives no config.json for {model}: {first_line(error)}") from error
 
 
 def _dtype(shape: Mapping[str, Any], config: Mapping[str, Any]) -> str:

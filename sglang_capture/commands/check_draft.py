@@ -34,7 +34,9 @@ def check_draft(
     """
     from sglang_capture.commands._draft import check_trainer, check_version, read_captured, read_draft
     from sglang_capture.drafts.check import check_draft as compare
+    from sglang_capture.names import check_place
 
+    check_place(draft, "DRAFT")
     check_trainer(trainer)
     check_version(sglang_version)
     spec, exported = read_captured(dataset)

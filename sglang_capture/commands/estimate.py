@@ -50,7 +50,7 @@ def estimate(
     Example: sglang-capture estimate train.jsonl --model moonshotai/Kimi-K2.5 --trust-remote-code --sample 2000
     """
     from sglang_capture.commands._estimate import EstimateOptions, run_estimate
-    from sglang_capture.commands._model import check_place
+    from sglang_capture.names import check_place
 
     options = EstimateOptions(
         rows=RowOptions(file, column, split, subset),

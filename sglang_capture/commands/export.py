@@ -60,11 +60,13 @@ def export(
 
     Example: `sglang-capture export captures --to specforge captures-specforge`
     """
-    from sglang_capture.commands._model import check_place
+    from sglang_capture.commands._model import check_loadable
     from sglang_capture.export import ExportOptions, export_dataset
 
-    check_place(model, "--model")
-    check_place(verify_with, "--verify-with")
+    if model is not None and not Path(model).is_dir():
+        raise UsageError(f"there is no directory {model}; --model takes the directory of the target's weights")
+    if verify_with is not None:
+        check_loadable(verify_with, "--verify-with")
     options = ExportOptions(model=model, draft_vocab_size=draft_vocab_size, seq_length=seq_length, fp8=fp8)
     with progress_bar("Exporting") as progress:
         summary = export_dataset(dataset, to, out, ids=_ids(ids), options=options, progress=progress)

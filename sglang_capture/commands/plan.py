@@ -34,12 +34,16 @@ def plan(
 ) -> None:
     """The settings with which captures of a target fit a draft.
 
-    Exit code 1 if the disk cannot hold them.
+    Exit code 1 if it cannot be told which, if draft, target and trainer contradict each other, or if the disk cannot
+    hold the captures.
 
     Example: sglang-capture plan my-draft --model moonshotai/Kimi-K2.5 --samples 100000 --tokens-per-sample 1500
     """
     from sglang_capture.commands._plan import PlanOptions, run_plan
+    from sglang_capture.names import check_place
 
+    check_place(draft, "DRAFT")
+    check_place(model, "--model")
     options = PlanOptions(
         draft=draft,
         model=model,

@@ -36,8 +36,10 @@ def prepare(
     Example: sglang-capture prepare train.jsonl prepared.jsonl --model Qwen/Qwen3-8B --max-length 4096 --show 2
     """
     from sglang_capture.commands._prepare import PrepareOptions, run_prepare
+    from sglang_capture.names import check_place
     from sglang_capture.prompts import Layout
 
+    check_place(tokenizer, "--model")
     options = PrepareOptions(
         rows=RowOptions(file, column, split, subset),
         out=out,

@@ -58,8 +58,8 @@ def run(
 
     Example: sglang-capture run train.jsonl --generate --temperature 0.7
     """
-    from sglang_capture.commands._model import check_place
     from sglang_capture.commands._run import RunOptions, run_file
+    from sglang_capture.names import check_place
     from sglang_capture.prompts import Layout
 
     options = RunOptions(

@@ -30,6 +30,8 @@ def tiny_model(
         make_tiny_model(directory, layers=layers, hidden=hidden, seed=seed, dtype=dtype)
     except (ValueError, FileExistsError) as error:
         raise UsageError(str(error)) from error
+    except OSError as error:
+        raise UsageError(f"{directory} cannot be written: {error.strerror}; name another directory") from error
     size = sum(file.stat().st_size for file in directory.iterdir())
     if as_json:
         print_json({"directory": str(directory), "bytes": size, "layers": layers, "hidden": hidden, "seed": seed})

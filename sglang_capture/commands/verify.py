@@ -65,10 +65,10 @@ def verify(
 
     Example: `sglang-capture verify captures --sample 16`
     """
-    from sglang_capture.commands._model import check_place
     from sglang_capture.commands._signals import exit_on_sigterm
     from sglang_capture.errors import UsageError
     from sglang_capture.export.folder import read_lineage
+    from sglang_capture.names import check_place
     from sglang_capture.shards import check_dataset
     from sglang_capture.shards.manifest import MANIFEST_NAME
     from sglang_capture.spool import DEFAULT_DIRECTORY
@@ -80,6 +80,8 @@ def verify(
         raise UsageError(
             "--model is what transformers loads, and --with-server asks a server instead: name one of them"
         )
+    if with_server is not None and spool is not None and not spool.is_dir():
+        raise UsageError(f"there is no directory {spool}; --spool takes the spool of the server at {with_server}")
     if (path / MANIFEST_NAME).exists() and read_lineage(path) is None:
         check_dataset(path, deep=checksums)
     with progress_bar("Recomputing") as progress:

@@ -14,7 +14,14 @@ from sglang_capture.export.angelslim import AngelSlimEagle3
 from sglang_capture.export.angelslim_dflash import AngelSlimDFlash
 from sglang_capture.export.automodel_dspark import AutomodelDSpark
 from sglang_capture.export.automodel_eagle3 import AutomodelEagle3
-from sglang_capture.export.base import Exporter, ExportError, ExportSummary, Progress, SkippedSample
+from sglang_capture.export.base import (
+    Exporter,
+    ExportError,
+    ExportSummary,
+    ExportUsageError,
+    Progress,
+    SkippedSample,
+)
 from sglang_capture.export.eagle import Eagle
 from sglang_capture.export.huggingface import HuggingFace
 from sglang_capture.export.modelopt import ModelOpt
@@ -32,6 +39,7 @@ __all__ = [
     "ExportError",
     "ExportOptions",
     "ExportSummary",
+    "ExportUsageError",
     "Exporter",
     "SkippedSample",
     "export_dataset",
@@ -90,7 +98,8 @@ def export_dataset(
 
     Raises:
         UsageError: the format or a sample id is unknown, or the format does not take an option.
-        ExportError: the format cannot hold these captures, or ``out`` cannot be written or holds something else.
+        ExportUsageError: an option is missing or cannot be, or ``out`` holds something else.
+        ExportError: the format cannot hold these captures, or ``out`` cannot be written.
         DatasetError: the dataset cannot be read, or a shard is not what its checksum says.
     """
     exporter = get_exporter(to)
@@ -100,7 +109,9 @@ def export_dataset(
     exporter.check(dataset.spec, options)
     rows = _rows(dataset, ids)
     if not rows:
-        raise ExportError(f"nothing to export: {dataset_path} holds {len(dataset)} samples, and none was asked for")
+        raise ExportUsageError(
+            f"nothing to export: {dataset_path} holds {len(dataset)} samples, and none was asked for"
+        )
     return exporter.export(dataset, out, rows, options, progress)
 
 

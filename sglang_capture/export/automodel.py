@@ -22,7 +22,7 @@ import torch
 from safetensors import safe_open
 
 from sglang_capture.dump import Dump
-from sglang_capture.export.base import ExportError
+from sglang_capture.export.base import ExportUsageError
 from sglang_capture.export.folder import Lineage
 from sglang_capture.export.needs import POST, final_norm_for_post, need_post
 from sglang_capture.export.options import ExportOptions, flag
@@ -47,10 +47,10 @@ def check_options(trainer: str, spec: CaptureSpec, options: ExportOptions, neede
     """Refuse where an option that the cache cannot be made without was not given, or there is no state after the norm.
 
     Raises:
-        ExportError: with what to give.
+        ExportError: with what to give; ExportUsageError, if that is an option.
     """
     if missing := [flag(name) for name in needed if name not in options.given]:
-        raise ExportError(
+        raise ExportUsageError(
             f"{trainer} needs {', '.join(missing)}: the cache holds weights of the target (--model, its directory) and "
             "samples padded to one length (--seq-length, as in the recipe)"
             + (", and its targets are over a draft vocabulary (--draft-vocab-size)" * ("draft_vocab_size" in needed))

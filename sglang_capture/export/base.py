@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from pydantic import BaseModel, Field
 
-from sglang_capture.errors import CaptureError
+from sglang_capture.errors import CaptureError, UsageError
 from sglang_capture.export.options import ExportOptions
 from sglang_capture.shards import CaptureDataset
 from sglang_capture.source import Source
@@ -23,6 +23,10 @@ Progress = Callable[[int, int], None]
 
 class ExportError(CaptureError):
     """A dataset that a format cannot hold, or a folder that cannot be written; the message says what to do."""
+
+
+class ExportUsageError(ExportError, UsageError):
+    """An option, a model or a folder that an export cannot take: what was asked for is wrong, not what was captured."""
 
 
 class SkippedSample(BaseModel):

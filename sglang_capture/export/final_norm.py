@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 from safetensors import SafetensorError, safe_open
 
-from sglang_capture.export.base import ExportError
+from sglang_capture.export.base import ExportError, ExportUsageError
 from sglang_capture.spec import CaptureSpec
 from sglang_capture.weights import weights_digest
 
@@ -56,7 +56,8 @@ class FinalNorm:
         """Read the norm of the model in the directory ``model``, which captures of ``spec`` must be of.
 
         Raises:
-            ExportError: its norm is not known exactly, it is another model, or its files cannot be read.
+            ExportError: its norm is not known exactly, or its files cannot be read.
+            ExportUsageError: it is another model, or none.
         """
         name = _WEIGHTS.get(spec.architecture)
         if name is None:
@@ -73,7 +74,7 @@ class FinalNorm:
             raise ExportError(f"{directory / 'config.json'} has no rms_norm_eps: expected a number, found {eps!r}")
         weight = read_weight(directory, name)
         if weight.shape != (spec.hidden_size,):
-            raise ExportError(
+            raise ExportUsageError(
                 f"{name} in {directory} is {list(weight.shape)}, and the captures have hidden size "
                 f"{spec.hidden_size}: name the model that was captured with --model"
             )
@@ -117,11 +118,13 @@ def read_weight(directory: Path, name: str) -> torch.Tensor:
     """One tensor of a model's safetensors files.
 
     Raises:
-        ExportError: there is no such tensor, or a file cannot be read.
+        ExportError: a file cannot be read; ExportUsageError, if no file has such a tensor.
     """
     file = weight_files(directory).get(name)
     if file is None:
-        raise ExportError(f"{directory} has no tensor {name} in its safetensors files: name the target's directory")
+        raise ExportUsageError(
+            f"{directory} has no tensor {name} in its safetensors files: name the target's directory"
+        )
     try:
         with safe_open(directory / file, framework="pt") as tensors:
             weight: torch.Tensor = tensors.get_tensor(name)
@@ -131,25 +134,27 @@ def read_weight(directory: Path, name: str) -> torch.Tensor:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
+    """The config of the model in ``directory``. Raises ExportUsageError: there is none."""
     try:
         config: dict[str, Any] = json.loads((directory / "config.json").read_bytes())
     except (OSError, ValueError) as error:
-        raise ExportError(
+        raise ExportUsageError(
             f"{directory} is no model's directory ({error}): name the one with the target's config.json and weights"
         ) from error
     return config
 
 
 def check_same_model(directory: Path, config: dict[str, Any], spec: CaptureSpec) -> None:
+    """Raises ExportUsageError: captures of ``spec`` are of another model."""
     found = config.get("architectures") or []
     if spec.architecture not in found:
-        raise ExportError(
+        raise ExportUsageError(
             f"{directory} is a {', '.join(found) or 'model without architecture'}, and the captures are of a "
             f"{spec.architecture}: name the model that was captured with --model"
         )
     digest = weights_digest(str(directory)) if spec.weights_digest else ""
     if digest != spec.weights_digest:
-        raise ExportError(
+        raise ExportUsageError(
             f"the weights in {directory} are not those of the captures (digest {digest or 'unknown'}, expected "
             f"{spec.weights_digest} of {spec.model_path}): name the model that was captured with --model"
         )

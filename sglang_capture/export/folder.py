@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, Final
 import xxhash
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from sglang_capture.export.base import ExportError, ExportSummary
+from sglang_capture.export.base import ExportError, ExportSummary, ExportUsageError
 from sglang_capture.export.options import NO_OPTIONS, ExportOptions, flag
 from sglang_capture.layers import output_of
 from sglang_capture.shards import CaptureDataset
@@ -34,6 +34,9 @@ from sglang_capture.spec import CaptureSpec
 LINEAGE_NAME: Final = "sglang_capture_export.json"
 RECORDS_NAME: Final = "sglang_capture_export.jsonl"
 _TEMPORARY: Final = ".sglang_capture.tmp"
+
+_NO_PLACE: Final = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
+"""What the file system says of a path that can never be written as it stands."""
 
 
 class Lineage(BaseModel):
@@ -78,7 +81,8 @@ class ExportFolder:
     """``out``, opened for the export of one dataset in one format; one process at a time.
 
     Raises:
-        ExportError: it holds something else, another process exports into it, or it cannot be written.
+        ExportUsageError: it holds something else, or is no place to write to.
+        ExportError: another process exports into it, or the disk is full or fails.
     """
 
     def __init__(
@@ -255,23 +259,23 @@ class _HashingFile(io.BufferedWriter):
 
 def _check_free_or_ours(out: Path, lineage: Lineage) -> None:
     if out.exists() and not out.is_dir():
-        raise ExportError(f"{out} is no folder: give another one")
+        raise ExportUsageError(f"{out} is no folder: give another one")
     found = read_lineage(out)
     if found is None:
         if out.exists() and any(not _is_ours(path) for path in out.iterdir()):
-            raise ExportError(
+            raise ExportUsageError(
                 f"{out} holds files that no export of ours wrote, and a trainer would read them along: "
                 "give an empty folder"
             )
         return
     identity = ("format", "dataset_id", "spec_digest")
     if any(getattr(found, name) != getattr(lineage, name) for name in identity):
-        raise ExportError(
+        raise ExportUsageError(
             f"{out} holds the {found.format} export of {found.dataset} (dataset {found.dataset_id}), "
             f"not the {lineage.format} export of {lineage.dataset} (dataset {lineage.dataset_id}): give another folder"
         )
     if found.options != lineage.options:
-        raise ExportError(
+        raise ExportUsageError(
             f"{out} holds an export with {_options(found)}, and not with {_options(lineage)}: give the same options, "
             "or another folder"
         )
@@ -297,4 +301,6 @@ def _disk_fault(error: BaseException | None) -> OSError | None:
 def _write_error(out: Path, error: OSError) -> ExportError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ExportError(f"no room left in {out}: free some space and run the export again, it goes on from here")
+    if error.errno in _NO_PLACE:
+        return ExportUsageError(f"{out} cannot be written ({error}): give another folder")
     return ExportError(f"{out} cannot be written ({error})")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sglang_capture.export.base import ExportError
+from sglang_capture.export.base import ExportError, ExportUsageError
 from sglang_capture.export.final_norm import FinalNorm
 from sglang_capture.export.options import ExportOptions
 from sglang_capture.spec import LAST_HIDDEN_KEYS, CaptureSpec
@@ -48,7 +48,7 @@ def need_post(trainer: str, spec: CaptureSpec, options: ExportOptions) -> None:
 def need_draft_vocabulary(spec: CaptureSpec, options: ExportOptions) -> None:
     """Refuse a draft vocabulary that is larger than the target's, before anything is written."""
     if options.draft_vocab_size is not None and options.draft_vocab_size > spec.vocab_size:
-        raise ExportError(
+        raise ExportUsageError(
             f"a draft vocabulary has at most the {spec.vocab_size} tokens of the target's; found "
             f"{options.draft_vocab_size}: give another --draft-vocab-size"
         )

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import torch
 
-from sglang_capture.export.base import ExportError
+from sglang_capture.export.base import ExportError, ExportUsageError
 from sglang_capture.export.final_norm import check_same_model, read_config, read_weight, weight_files
 from sglang_capture.spec import DTYPES, CaptureSpec
 
@@ -26,7 +26,7 @@ class TargetWeights:
     """The two ``[V, H]`` matrices of the target in the directory ``model``.
 
     Raises:
-        ExportError: it is no model's directory, or not the model that was captured.
+        ExportUsageError: it is no model's directory, or not the model that was captured.
     """
 
     def __init__(self, model: str, spec: CaptureSpec) -> None:
@@ -73,7 +73,7 @@ class TargetWeights:
     def _only(self, suffix: str) -> str:
         names = self._names(suffix)
         if len(names) != 1:
-            raise ExportError(
+            raise ExportUsageError(
                 f"expected one tensor {suffix} outside the layers of {self._directory}, found "
                 f"{', '.join(names) or 'none'}: name the target's directory with --model"
             )

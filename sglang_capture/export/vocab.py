@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from sglang_capture.export.base import ExportError
+from sglang_capture.export.base import ExportError, ExportUsageError
 from sglang_capture.shards import CaptureDataset
 
 
@@ -89,11 +89,11 @@ def map_from_counts(counts: torch.Tensor, draft_vocab_size: int) -> VocabMap:
     identity: all offsets 0.
 
     Raises:
-        ExportError: the size is below 1 or above the target's vocabulary.
+        ExportUsageError: the size is below 1 or above the target's vocabulary.
     """
     target_size = len(counts)
     if not 1 <= draft_vocab_size <= target_size:
-        raise ExportError(
+        raise ExportUsageError(
             f"a draft vocabulary has 1 to {target_size} tokens (the target's); found {draft_vocab_size}: "
             "give another --draft-vocab-size"
         )

@@ -14,7 +14,8 @@ from typing import Any, cast
 
 import xxhash
 
-from sglang_capture.errors import CaptureError
+from sglang_capture.errors import CaptureError, UsageError
+from sglang_capture.names import find, first_line
 from sglang_capture.prompts.coverage import cover, tokens_of
 from sglang_capture.prompts.errors import RowError
 from sglang_capture.prompts.generation import free_characters, marked_spans, marks_generation, with_marks
@@ -43,7 +44,8 @@ class ChatTokenizer:
         """Load it now.
 
         Raises:
-            CaptureError: transformers is not installed, or cannot load the tokenizer; the message says what to do.
+            UsageError: there is no such tokenizer, or it cannot be loaded; the message says what to do.
+            CaptureError: transformers is not installed.
         """
         _ = self._tokenizer
 
@@ -91,7 +93,7 @@ class ChatTokenizer:
         except CaptureError:
             raise
         except Exception as error:  # a template is a program: it raises what it likes
-            raise RowError(f"the chat template refuses these messages: {_first_line(error)}") from error
+            raise RowError(f"the chat template refuses these messages: {first_line(error)}") from error
 
     def encode(self, text: str) -> list[int]:
         """The ids of rendered text, which brings its own special tokens: a second ``<bos>`` would shift every row."""
@@ -117,7 +119,7 @@ class ChatTokenizer:
 
     @cached_property
     def template_digest(self) -> str:
-        """xxh3-128 of the chat template's text. Raises CaptureError: there is none."""
+        """xxh3-128 of the chat template's text. Raises UsageError: there is none."""
         return xxhash.xxh3_128_hexdigest(self._template.encode())
 
     @property
@@ -134,6 +136,7 @@ class ChatTokenizer:
                 "laying out messages needs transformers: pip install 'sglang-capture[transformers]', "
                 "or send rows with input_ids or text"
             ) from None
+        find(self.path, "--tokenizer")
         try:
             return AutoTokenizer.from_pretrained(self.path, trust_remote_code=self.trust_remote_code)
         except Exception as error:  # the loaders of the many tokenizers raise whatever they like
@@ -142,16 +145,14 @@ class ChatTokenizer:
                 if "trust_remote_code" in str(error)
                 else "name the directory or the Hub name of the model's tokenizer with --tokenizer"
             )
-            raise CaptureError(
-                f"no tokenizer could be loaded from {self.path}: {_first_line(error)}; {hint}"
-            ) from error
+            raise UsageError(f"no tokenizer could be loaded from {self.path}: {first_line(error)}; {hint}") from error
 
     @cached_property
     def _template(self) -> str:
         try:
             return cast(str, self._tokenizer.get_chat_template())
         except ValueError as error:
-            raise CaptureError(
+            raise UsageError(
                 f"the tokenizer {self.path} has no chat template to lay out messages with: "
                 "send rows with text or input_ids"
             ) from error
@@ -192,7 +193,3 @@ class ChatTokenizer:
             first, last = tokens_of(ids, text, span, self.decode, self.encode)
             mask[first:last] = [1] * (last - first)
         return ids, mask
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_capture.errors import CaptureError, UsageError
+from sglang_capture.names import find
 
 _BATCH = 256
 
@@ -51,6 +52,7 @@ def load_saved(path: Path, split: str | None) -> Any:
 def load_hub(name: str, subset: str | None, split: str | None) -> Any:
     """A dataset of the Hub, read while it is used, with nothing kept on disk. Raises as :func:`load_saved`."""
     datasets = _import("datasets")
+    find(name, "FILE", "dataset")
     try:
         found = datasets.load_dataset(name, subset, split=split, streaming=True)
     except Exception as error:  # of the library, of the Hub, of the network

@@ -14,7 +14,7 @@ from fastapi.concurrency import run_in_threadpool
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from sglang_capture.catalog import Catalog
-from sglang_capture.errors import CaptureError
+from sglang_capture.errors import CaptureError, UsageError
 from sglang_capture.service.asks import AskReader
 from sglang_capture.service.author import Author
 from sglang_capture.service.background import Background
@@ -169,13 +169,14 @@ def _lock(data: Path) -> BinaryIO:
     """Hold the data directory for this process.
 
     Raises:
-        CaptureError: it cannot be made or written, or another service holds it.
+        UsageError: it cannot be made or written.
+        CaptureError: another service holds it.
     """
     try:
         data.mkdir(parents=True, exist_ok=True)
         file = (data / ".lock").open("a+b")
     except OSError as error:
-        raise CaptureError(
+        raise UsageError(
             f"the data directory {data} cannot be used: {error.strerror}; name another with --data or "
             "SGLANG_CAPTURE_DATA"
         ) from error

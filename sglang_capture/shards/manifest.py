@@ -40,7 +40,7 @@ class NoDatasetError(DatasetError, UsageError):
     """A place that was named as a dataset and holds none."""
 
 
-class SpecMismatch(DatasetError):  # noqa: N818 - a name of the interface
+class SpecMismatch(DatasetError, UsageError):  # noqa: N818 - a name of the interface
     """Captures that may not stand in one dataset, with the fields in which they differ."""
 
 

@@ -125,7 +125,7 @@ def test_what_is_no_release_number(tmp_path: Path, draft: Path, model: str, vers
 
 def test_a_plan(draft: Path, model: str) -> None:
     code, facts = call("plan", draft, "--model", model, "--samples", "1000", "--tokens-per-sample", "20")
-    assert code == 0
+    assert (code, facts["problems"]) == (0, [])
     assert facts["settings"] == {"SGLANG_CAPTURE_LAYERS": "3,31,59", "SGLANG_CAPTURE_LAST_HIDDEN": "post"}
     assert (facts["trainer"], facts["export"], facts["sglang_version"]) == ("SpecForge", "specforge", "0.5.23")
     assert facts["bytes_per_token"] == 8 + 4 * 8 * 2 + 1
@@ -146,9 +146,39 @@ def test_a_plan_counts_the_tokens_of_a_file(tmp_path: Path, draft: Path) -> None
     make_tiny_model(tmp_path / "tiny", layers=61, hidden=32)
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"input_ids": [1] * length}) + "\n" for length in (10, 20)))
-    facts = call("plan", draft, "--model", tmp_path / "tiny", "--file", rows)[1]
+    code, facts = call("plan", draft, "--model", tmp_path / "tiny", "--file", rows)
     assert facts["tokens"] == 30
-    assert any("the draft is for hidden size 8" in note for note in facts["notes"])
+    assert code == 1
+    assert [problem for problem in facts["problems"] if "the draft is for hidden size 8" in problem] == facts[
+        "problems"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "told"),
+    [
+        ({}, ["--sglang-version", "0.4.0"], "what SGLang will feed it cannot be told"),
+        ({}, ["--trainer", "EAGLE"], "EAGLE makes no eagle3 drafts from captures; name a trainer with --trainer"),
+        (
+            {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [3, 31]}},
+            [],
+            "exactly 3 layers, and this draft is fed 2",
+        ),
+        ({"eagle_config": {"use_aux_hidden_state": False}}, [], "exactly 3 layers, and this draft is fed 0"),
+        ({"target_hidden_size": 16}, [], "the draft is for hidden size 16, and this target has 8"),
+        ({"architectures": ["DeepseekV3ForCausalLMNextN"]}, [], "a layer for multi-token prediction is part of its"),
+    ],
+    ids=["unknown release", "no such trainer", "two layers", "no layers", "another target", "no draft to train"],
+)
+def test_a_plan_that_cannot_be_told_or_contradicts_itself_fails_and_says_why(
+    draft: Path, model: str, config: dict[str, Any], options: list[str], told: str
+) -> None:
+    written = json.loads((draft / "config.json").read_text())
+    (draft / "config.json").write_text(json.dumps({**written, **config}))
+    code, facts = call("plan", draft, "--model", model, *options)
+    assert (code, len(facts["problems"]), told in facts["problems"][0]) == (1, 1, True), facts["problems"]
+    code, text = call("plan", draft, "--model", model, *options, text=True)
+    assert code == 1 and f"✗ {facts['problems'][0]}" in text
 
 
 def test_a_disk_that_is_too_small(draft: Path, model: str) -> None:

@@ -321,6 +321,7 @@ def test_a_plan_leads_to_captures_that_fit(
     assert (plan.spec.layers, plan.spec.last_hidden) == (layers, last)
     assert plan.trainer is not None
     assert plan.trainer.export == export
+    assert plan.problems == ()
     assert check_draft(draft, plan.spec, trainer=trainer).fits
 
 
@@ -334,7 +335,8 @@ def test_a_plan_says_why() -> None:
 def test_a_plan_for_a_target_that_is_not_known_follows_the_trainer() -> None:
     plan = plan_for(draft_config(eagle3([2, 30, 58])), target(architecture="StrangeForCausalLM"), version="0.5.23")
     assert plan.spec.layers == (3, 31, 59)
-    assert "cannot be told" in plan.notes[0]
+    assert "these are the indices that the trainers of such drafts mean" in plan.notes[0]
+    assert "what SGLang will feed it cannot be told" in plan.problems[0]
 
 
 def test_a_plan_for_a_target_without_such_layers() -> None:

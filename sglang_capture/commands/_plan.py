@@ -52,7 +52,7 @@ def run_plan(options: PlanOptions, *, as_json: bool) -> int:
         print_json(facts)
     else:
         _print(facts)
-    return 1 if facts["fits"] is False else 0
+    return 1 if facts["fits"] is False or facts["problems"] else 0
 
 
 def _tokens(options: PlanOptions) -> int | None:
@@ -88,6 +88,7 @@ def _facts(plan: Plan, tokens: int | None, data: Path) -> dict[str, Any]:
         "free_bytes": free,
         "fits": None if total is None else total <= free,
         "notes": list(plan.notes),
+        "problems": list(plan.problems),
     }
 
 
@@ -103,5 +104,7 @@ def _print(facts: dict[str, Any]) -> None:
     print_facts(shown)
     for note in facts["notes"]:
         say(f"note: {note}")
+    for problem in facts["problems"]:
+        say(problem, "wrong")
     if facts["fits"] is False:
         say("the disk does not hold it: fewer samples, or another disk with SGLANG_CAPTURE_DATA", "wrong")

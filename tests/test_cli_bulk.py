@@ -259,7 +259,7 @@ def test_masks_that_teach_nothing_or_everything_are_counted() -> None:
     reader = RowReader(read_jsonl([json.dumps(row) for row in [*rows, {"input_ids": [9]}]]), lambda: None, None)
     while reader.next():
         pass
-    assert reader.masks == MaskCount(masked=4, all_zero=1, all_one=2)
+    assert reader.masks == MaskCount(masked=4, without=1, all_zero=1, all_one=2)
 
 
 def test_the_tokenizer_is_asked_for_once_and_only_if_messages_come() -> None:

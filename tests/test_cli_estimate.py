@@ -114,7 +114,7 @@ def test_a_small_spool_is_normal_unless_a_conversation_does_not_fit(
 
 def test_a_sample_says_that_it_is_one_and_comes_close(tmp_path: Path, model: Path) -> None:
     pytest.importorskip("transformers")
-    rows = [json.dumps({"text": "some words and more " * (1 + number % 17)}) for number in range(300)]
+    rows = [json.dumps({"text": f"{number} " + "some words and more " * (1 + number % 17)}) for number in range(300)]
     tokenizer = ChatTokenizer(model)
     exact = count_tokens(read_jsonl(rows), tokenizer)
     sampled = sample_tokens(read_jsonl(rows), tokenizer, 20)
@@ -124,6 +124,20 @@ def test_a_sample_says_that_it_is_one_and_comes_close(tmp_path: Path, model: Pat
     assert sample_tokens(read_jsonl(rows), tokenizer, 20) == sampled
     _, shown = estimate(write(tmp_path, rows), "--model", str(model), "--sample", "20", text=True)
     assert "about" in shown and "20 rows drawn at random" in shown
+
+
+@pytest.mark.parametrize("options", [[], ["--sample", "9"]], ids=["all", "sample"])
+def test_what_a_run_captures_once_is_counted_once(tmp_path: Path, kimi: Path, options: list[str]) -> None:
+    rows = [*IDS, IDS[0], {"id": "a", **IDS[0]}, {"id": "a", **IDS[0]}, {"input_ids": [1] * 10, "other": 1}]
+    _, facts = estimate(write(tmp_path, rows), "--model", str(kimi), *options)
+    assert (facts["rows"], facts["duplicates"], facts["tokens"]) == (4, 3, 70)
+    _, shown = estimate(write(tmp_path, rows), "--model", str(kimi), *options, text=True)
+    assert "conversations  4, and 3 duplicates" in shown
+
+
+def test_ids_that_a_run_would_refuse_are_bad_rows(tmp_path: Path, kimi: Path) -> None:
+    _, facts = estimate(write(tmp_path, [*IDS, {"input_ids": [163840]}]), "--model", str(kimi))
+    assert (facts["rows"], facts["bad_rows"]) == (3, 1)
 
 
 def test_a_sample_larger_than_the_file_is_all_of_it(model: Path) -> None:

@@ -12,6 +12,8 @@ from sglang_capture import cli
 from sglang_capture.export import export_dataset
 from sglang_capture.spool import open_directory
 
+constants = pytest.importorskip("huggingface_hub.constants")
+
 SPEC = make_spec()
 
 
@@ -34,6 +36,8 @@ def place(tmp_path: Path) -> Path:
     (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n')
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "mine").touch()
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "config.json").write_text('{"model_type": "llama"}')
     return tmp_path
 
 
@@ -52,12 +56,19 @@ def place(tmp_path: Path) -> Path:
         ("out", ["--to", "specforge", "--model", "gone"], "there is no directory gone; --model takes the directory"),
         ("out", ["--to", "specforge", "--verify-with", "./gone"], "there is no directory ./gone; --verify-with takes"),
         ("out", ["--to", "specforge", "--verify-with", "folder"], "holds no config.json"),
+        ("out", ["--to", "specforge", "--verify-with", "config"], "config holds no weights"),
+        (
+            "out",
+            ["--to", "specforge", "--verify-with", "org/typo"],
+            "--verify-with org/typo: there is no such directory",
+        ),
     ],
 )
 def test_an_export_that_cannot_be_asked_for_so(
     place: Path, monkeypatch: pytest.MonkeyPatch, out: str, options: list[str], told: str
 ) -> None:
     monkeypatch.chdir(place)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")  # nobody listens there
     before = sorted(place.rglob("*"))
     code, message = call("export", "data", out, *options)
     assert (code, told in message) == (2, True), message

@@ -89,6 +89,38 @@ def test_what_is_written_is_what_run_would_send(tmp_path: Path, tokenizer: ChatT
     assert [fault["line"] for fault in statistics["faults"]] == [3]
 
 
+def test_ids_outside_the_models_vocabulary_are_bad_rows(tmp_path: Path, tokenizer: ChatTokenizer) -> None:
+    """Here the tokenizer has more ids than the model: as where tokens were added, and no rows of the embedding."""
+    text = tokenizer.encode_text("plain text")
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"text_config": {"vocab_size": max(text)}}))
+    rows = [{"input_ids": [max(text) - 1]}, {"input_ids": [1, max(text)]}, {"text": "plain text"}, {"messages": CHAT}]
+    code, statistics, remarks = prepare(tmp_path, rows=rows)
+    assert code == 1
+    assert [fault["line"] for fault in statistics["faults"]][:2] == [2, 3]
+    assert f"token id {max(text)} at position 1 is outside the vocabulary of {max(text)}" in remarks
+    assert written(tmp_path)[0]["input_ids"] == [max(text) - 1]
+    assert all(max(row["input_ids"]) < max(text) for row in written(tmp_path))
+    assert "ids are not compared" not in remarks
+
+
+def test_without_a_config_it_is_said_that_ids_are_not_compared(tmp_path: Path, tokenizer: ChatTokenizer) -> None:
+    code, _, remarks = prepare(tmp_path, rows=[{"input_ids": [10**6]}])
+    assert (code, remarks.count("ids are not compared")) == (0, 1)
+
+
+def test_a_column_that_no_row_has_is_told_once(tmp_path: Path, tokenizer: ChatTokenizer) -> None:
+    with pytest.raises(UsageError) as told:
+        prepare(tmp_path, "--column", "chat", rows=[{"id": str(number), "messages": CHAT} for number in range(30)])
+    assert str(told.value).endswith("rows.jsonl has such a column; found 'id', 'messages'")
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_rows_without_the_column_that_others_have_are_bad_rows(tmp_path: Path, tokenizer: ChatTokenizer) -> None:
+    rows = [{"messages": CHAT}, {"chat": CHAT}]
+    code, statistics, _ = prepare(tmp_path, "--column", "chat", rows=rows)
+    assert (code, statistics["written"], statistics["bad_rows"]) == (1, 1, 1)
+
+
 def test_long_conversations_are_cut_and_longer_ones_left_out(tmp_path: Path, tokenizer: ChatTokenizer) -> None:
     whole, mask = tokenizer.encode_messages(CHAT)
     first = parse_row({"messages": CHAT[:2]}, tokenizer).input_ids or []

@@ -153,6 +153,14 @@ def test_bad_rows_are_named_and_the_exit_code_tells(tmp_path: Path, service: str
     assert [fault["line"] for fault in summary["faults"]] == [3, 5]
 
 
+def test_rows_without_a_loss_mask_are_counted(tmp_path: Path, service: str) -> None:
+    rows = [{"text": "one"}, {"text": "two"}, {"input_ids": [1, 2]}, {"input_ids": [1, 2, 3], "loss_mask": [0, 1, 1]}]
+    _, summary, _ = run(write(tmp_path, rows), "--service", service)
+    assert (summary["captured"], summary["without_mask"], summary["masks_all_zero"]) == (4, 3, 0)
+    shown = CliRunner().invoke(cli.app, ["run", write(tmp_path, rows), "--service", service]).stdout
+    assert "without mask   3\n" in shown
+
+
 def test_the_layers_asked_for_are_captured(tmp_path: Path, sglang: StandInServer, service: str) -> None:
     run(write(tmp_path, ROWS[:1]), "--service", service, "--layers", "1", "--last-hidden", "both")
     assert (sglang.requests[0].spec.layers, sglang.requests[0].spec.last_hidden) == ((1,), "both")

@@ -238,8 +238,18 @@ def test_progress_counts_every_sample(dataset: Path) -> None:
 
 
 def test_an_unknown_format_lists_the_known_ones(dataset: Path) -> None:
-    with pytest.raises(UsageError, match=r"unknown export format 'spectral': give one of specforge"):
-        export_dataset(dataset, "spectral", dataset.parent / "out")
+    with pytest.raises(UsageError) as told:
+        export_dataset(dataset, "Spec-Forge", dataset.parent / "out")
+    first, *formats = str(told.value).splitlines()
+    assert first == "unknown export format 'Spec-Forge': did you mean specforge? The formats are"
+    assert formats[0].split(maxsplit=1) == ["specforge", "SpecForge EAGLE-3, offline (.ckpt, bfloat16)"]
+    assert {line.split()[0] for line in formats} == {exporter.name for exporter in exporters()}
+    assert len(formats) == len(exporters()) and max(map(len, formats)) <= 100
+
+
+def test_a_format_like_none_that_is_known_is_not_guessed_at(dataset: Path) -> None:
+    with pytest.raises(UsageError, match=r"unknown export format 'zzz'\. The formats are\n  specforge "):
+        export_dataset(dataset, "zzz", dataset.parent / "out")
 
 
 def test_unknown_ids_are_named(dataset: Path) -> None:

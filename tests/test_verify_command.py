@@ -20,7 +20,8 @@ from service.running import until
 from service.standin import Generate, StandInServer, put_failure
 from typer.testing import CliRunner, Result
 
-from sglang_capture.commands.verify import verify
+from sglang_capture.commands.verify import print_report, verify
+from sglang_capture.comparison import KindReport
 from sglang_capture.dump import Dump
 from sglang_capture.errors import UsageError
 from sglang_capture.export import export_dataset
@@ -28,6 +29,7 @@ from sglang_capture.oracle import Oracle, States
 from sglang_capture.probe import ProbeError
 from sglang_capture.references import AnotherModelError
 from sglang_capture.shards import CaptureDataset, DatasetError
+from sglang_capture.verify import VerifyReport
 
 SPEC = make_spec(last_hidden="both", num_layers=5, layers=(1, 2, 3), weights_digest="a" * 32)
 
@@ -87,6 +89,27 @@ def test_wrong_captures_exit_with_1_and_say_what_they_look_like(dataset: Path) -
     kinds = {kind["name"]: kind["looks_like"] for kind in json.loads(result.stdout)["kinds"] if not kind["ok"]}
     assert kinds["last_hidden_state_prenorm"] == "last_hidden_state"
     assert run(dataset).exit_code == 1
+
+
+def test_no_word_of_the_table_is_cut_on_a_terminal_of_80_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A row without an id of its own has one of 34 characters."""
+    monkeypatch.setenv("COLUMNS", "80")
+    name, like = f"r-{'0123456789abcdef' * 2}", "last_hidden_state_prenorm"
+    errors = {"worst_error": 1.0, "allowed_worst": 1e-5, "middle_error": 1.0, "allowed_middle": 1e-5}
+    kind = KindReport(name=like, ok=False, sample_id=name, row=12345, looks_like=like, **errors)
+    about = {"source": "data", "model": "tiny", "samples": 1, "tokens": 9, "dtype": "float32"}
+    print_report(
+        VerifyReport(ok=False, oracle_dtype="float32", worst_error=1.0, first_difference=None, kinds=[kind], **about)
+    )
+    shown = capsys.readouterr().out
+    header, *lines = shown[: shown.index("✗")].splitlines()
+    assert "…" not in shown and max(len(line.rstrip()) for line in (header, *lines)) <= 80
+    assert header.split() == ["rows", "worst", "middle", "worst", "row", "verdict"]
+    place, verdict = header.index("worst row"), header.index("verdict")
+    assert "".join(line[place:verdict].strip() for line in lines) == f"{name}:12345"
+    assert "".join(line[verdict:].replace(" ", "") for line in lines) == f"wrong:lookslike{like}"
 
 
 def test_where_it_first_differs_is_printed(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:

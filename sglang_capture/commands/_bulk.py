@@ -85,11 +85,13 @@ class MaskCount:
     """How the loss masks are of what was sent; what the service lays out is not counted."""
 
     masked: int = 0
+    without: int = 0
     all_zero: int = 0
     all_one: int = 0
 
     def add(self, mask: list[int] | None) -> None:
         if mask is None:
+            self.without += 1
             return
         self.masked += 1
         self.all_zero += not any(mask)

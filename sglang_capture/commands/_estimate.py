@@ -72,7 +72,11 @@ def run_estimate(options: EstimateOptions, *, as_json: bool) -> int:
     source = options.rows.open()
     with rows_with_bar(source, "counting") as found:
         rows = canonical_rows(found, options.rows.column)
-        count = sample_tokens(rows, tokenizer, options.sample) if options.sample else count_tokens(rows, tokenizer)
+        size = around.spec.vocab_size
+        if options.sample:
+            count = sample_tokens(rows, tokenizer, options.sample, size)
+        else:
+            count = count_tokens(rows, tokenizer, size)
     facts = _facts(count, around)
     if as_json:
         print_json(facts)
@@ -148,6 +152,7 @@ def _facts(count: TokenCount, around: Surroundings) -> dict[str, Any]:
     total, longest = count.tokens * per_token, count.longest * spec.bytes_per_token
     return {
         "rows": count.rows,
+        "duplicates": count.duplicates,
         "bad_rows": count.bad_rows,
         "sampled_rows": count.sampled,
         "tokens": count.tokens,
@@ -181,10 +186,11 @@ def _print(source: RowSource, count: TokenCount, around: Surroundings, facts: di
     spec, about = around.spec, "" if count.sampled is None else "about "
     sampled = "" if count.sampled is None else f" (estimated from {plural(count.sampled, 'row')} drawn at random)"
     states = f"layers {', '.join(map(str, spec.layers))}, last hidden state {spec.last_hidden}"
-    bad = f", and {plural(count.bad_rows, 'bad row')}" if count.bad_rows else ""
+    left_out = [(count.duplicates, "duplicate"), (count.bad_rows, "bad row")]
+    beside = "".join(f", and {plural(number, what)}" for number, what in left_out if number)
     print_facts(
         [
-            ("conversations", f"{count.rows:,}{bad}"),
+            ("conversations", f"{count.rows:,}{beside}"),
             ("tokens", f"{about}{count.tokens:,}; the longest conversation {about}{count.longest:,}{sampled}"),
             (
                 "a token",

@@ -93,6 +93,16 @@ def read_config(model: str, option: str = "--model") -> dict[str, Any]:
     return config
 
 
+def read_vocab_size(model: str) -> int | None:
+    """How many token ids a model has rows for; ``None`` where no config says so, as beside a tokenizer alone."""
+    try:
+        config = read_config(model)
+    except UsageError:
+        return None
+    sizes = (source.get("vocab_size") for source in (_language_model(config), config))
+    return next((size for size in sizes if isinstance(size, int)), None)
+
+
 def check_loadable(model: str, option: str) -> None:
     """Whether transformers could begin to load a model: it is installed, and there are a config and weights.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from sglang_capture.commands._bulk import Fault, MaskCount
+from sglang_capture.commands._model import read_vocab_size
 from sglang_capture.commands._output import (
     error_console,
     plural,
@@ -25,8 +27,17 @@ from sglang_capture.commands._output import (
     say_masks,
 )
 from sglang_capture.commands._rows import RowOptions
-from sglang_capture.errors import UsageError
-from sglang_capture.prompts import ChatTokenizer, Layout, Prompt, RowError, TooLong, canonical, parse_row
+from sglang_capture.errors import CaptureError, UsageError
+from sglang_capture.prompts import (
+    ChatTokenizer,
+    Layout,
+    Prompt,
+    RowError,
+    TooLong,
+    canonical,
+    check_vocabulary,
+    parse_row,
+)
 from sglang_capture.prompts.lengths import runs
 from sglang_capture.prompts.rows import CUT_KEY
 
@@ -60,7 +71,6 @@ class _Statistics:
     tokens: int = 0
     supervised_tokens: int = 0
     longest: int = 0
-    without_mask: int = 0
     masks: MaskCount = field(default_factory=MaskCount)
     faults: list[Fault] = field(default_factory=list)
 
@@ -70,7 +80,6 @@ class _Statistics:
         self.cut += CUT_KEY in prompt.metadata
         self.tokens += len(ids)
         self.longest = max(self.longest, len(ids))
-        self.without_mask += mask is None
         self.supervised_tokens += sum(mask or [])
         self.masks.add(mask)
 
@@ -94,6 +103,12 @@ def run_prepare(options: PrepareOptions, *, as_json: bool) -> int:
     source = options.rows.open()
     tokenizer = ChatTokenizer(options.tokenizer, trust_remote_code=options.trust_remote_code)
     tokenizer.load()
+    vocab_size = read_vocab_size(options.tokenizer)
+    if vocab_size is None:
+        unchecked = (
+            f"no config.json of {options.tokenizer} says how large the vocabulary is: ids are not compared with it"
+        )
+        say(unchecked, "warn", console=error_console())
     console = error_console() if as_json else Console(highlight=False)
     statistics, seen = _Statistics(), set[str]()
     with _replacing(options.out) as file, rows_with_bar(source, "preparing") as rows:
@@ -101,6 +116,8 @@ def run_prepare(options: PrepareOptions, *, as_json: bool) -> int:
             statistics.rows += 1
             try:
                 prompt = _prepare(row, tokenizer, options)
+                if vocab_size is not None:
+                    check_vocabulary(prompt, vocab_size)
             except RowError as error:
                 statistics.reject(number, error)
                 continue
@@ -170,6 +187,7 @@ def _replacing(path: Path) -> Iterator[TextIO]:
 
     Raises:
         UsageError: it cannot be written.
+        CaptureError: the disk is full.
     """
     part = path.with_name(f".{path.name}.part")
     try:
@@ -179,6 +197,8 @@ def _replacing(path: Path) -> Iterator[TextIO]:
             os.fsync(file.fileno())
         part.replace(path)
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise CaptureError(f"no room left for {path}: free some space, or name another place") from error
         raise UsageError(f"{path} cannot be written: {error.strerror}; name another place") from error
     finally:
         part.unlink(missing_ok=True)
@@ -191,6 +211,7 @@ def _summary(statistics: _Statistics, options: PrepareOptions) -> dict[str, Any]
     return {
         "out": str(options.out),
         **figures,
+        "without_mask": masks["without"],
         "masks_all_zero": masks["all_zero"],
         "masks_all_one": masks["all_one"],
         "faults": faults,

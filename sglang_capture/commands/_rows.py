@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from sglang_capture.errors import UsageError
 
 if TYPE_CHECKING:
     from sglang_capture.prompts import RowSource
@@ -26,6 +29,9 @@ MaxLength = Annotated[
 ]
 OnlyLastTurn = Annotated[bool, typer.Option("--only-last-turn", help="Supervise only the last answer.")]
 
+_LOOKED_AT = 10_000
+"""Rows at the beginning of a source among which one has the column that is named, or none is taken to have it."""
+
 
 @dataclass(frozen=True)
 class RowOptions:
@@ -37,7 +43,23 @@ class RowOptions:
     subset: str | None = None
 
     def open(self) -> RowSource:
-        """The rows. Raises UsageError: there are none of that name."""
+        """The rows. Raises UsageError: there are none of that name, or none has the column that is named."""
         from sglang_capture.prompts import open_source
 
-        return open_source(self.file, split=self.split, subset=self.subset)
+        source = open_source(self.file, split=self.split, subset=self.subset)
+        if self.column is not None:
+            _check_column(source, self.column)
+        return source
+
+
+def _check_column(source: RowSource, column: str) -> None:
+    """Told once, for all rows: they would all be refused, one by one. The first row that has it ends the search."""
+    found: dict[str, None] = {}
+    for _, row in islice(source.rows(), _LOOKED_AT):
+        if isinstance(row, dict):
+            if column in row:
+                return
+            found.update(dict.fromkeys(row))
+    if found:
+        shown = ", ".join(map(repr, found))
+        raise UsageError(f"--column {column}: no row of {source.name} has such a column; found {shown:.1000}")

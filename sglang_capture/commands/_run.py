@@ -233,6 +233,7 @@ def _summary(tally: Tally, masks: MaskCount, total: int | None, seconds: float) 
         "failed": tally.failed,
         "not_tried": not_tried,
         "missing": tally.bad_rows + tally.failed + not_tried,
+        "without_mask": masks.without,
         "masks_all_zero": masks.all_zero,
         "masks_all_one": masks.all_one,
         "tokens": tally.tokens,
@@ -251,6 +252,7 @@ def _print_summary(summary: dict[str, Any]) -> None:
         ("captured", f"{plural(summary['captured'], 'conversation')}: {amount}"),
         ("already there", f"{summary['already_there']:,}"),
         ("duplicates", f"{summary['duplicates']:,}"),
+        ("without mask", f"{summary['without_mask']:,}"),
         ("too long", f"{summary['too_long']:,}"),
         ("bad rows", f"{summary['bad_rows']:,}"),
         ("failed", f"{summary['failed']:,}"),
@@ -261,7 +263,7 @@ def _print_summary(summary: dict[str, Any]) -> None:
             f"{summary['tokens_per_second']:,.0f} tokens/s",
         ),
     ]
-    optional = {"already there", "duplicates", "too long", "bad rows", "failed", "left"}
+    optional = {"already there", "duplicates", "without mask", "too long", "bad rows", "failed", "left"}
     print_facts((name, value) for name, value in facts if value != "0" or name not in optional)
     say_masks(summary["masks_all_zero"], summary["masks_all_one"])
     if not summary["rows"]:

@@ -120,8 +120,10 @@ def print_report(report: VerifyReport) -> None:
     from rich.console import Console
     from rich.table import Column, Table
 
-    columns = [Column(name, no_wrap=name != "verdict") for name in ("rows", "worst", "middle", "worst row", "verdict")]
-    table = Table(*columns, box=None, pad_edge=False, padding=(0, 1))
+    # Numbers stay whole; what is too long beside them goes on in the next line, and is never cut.
+    columns = [Column(name, no_wrap=True) for name in ("rows", "worst", "middle")]
+    columns += [Column(name, overflow="fold", min_width=len(name)) for name in ("worst row", "verdict")]
+    table = Table(*columns, box=None, pad_edge=False, collapse_padding=True)
     for kind in report.kinds:
         verdict = "ok" if kind.ok else f"wrong: looks like {kind.looks_like}" if kind.looks_like else "wrong"
         table.add_row(

@@ -63,8 +63,9 @@ def _problems(
             f"{named} makes no {draft.kind} drafts from captures" if named else "nobody is known to make such drafts"
         )
         yield f"which last hidden state it is trained on cannot be told: {whose}; name a trainer with --trainer"
-    if reader is not None and reader.count is not None and len(spec.layers) != reader.count:
-        yield f"{reader.name} trains on exactly {reader.count} layers, and this draft is fed {len(feeding.indices)}"
+    fed = 0 if feeding.last else len(spec.layers)
+    if reader is not None and reader.count not in (None, fed):
+        yield f"{reader.name} trains on exactly {reader.count} layers, and this draft is fed {fed}"
     if (hidden := draft.target_hidden_size or draft.hidden_size) not in (None, spec.hidden_size):
         yield f"the draft is for hidden size {hidden}, and this target has {spec.hidden_size}: another target?"
 

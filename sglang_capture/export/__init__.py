@@ -6,6 +6,7 @@ A new format is a module here and an entry in ``_EXPORTERS``.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
 
@@ -64,6 +65,9 @@ _EXPORTERS: Final[tuple[Exporter, ...]] = (
     HuggingFace(),
 )
 
+_NEAR: Final = 0.5
+"""How like a name must be to one that is not known, from 0 to 1, to be offered in its place."""
+
 _ALIASES: Final = {"specforge-eagle3": "specforge"}
 
 
@@ -76,13 +80,22 @@ def get_exporter(name: str) -> Exporter:
     """The exporter of that name, or of a name it also goes by.
 
     Raises:
-        UsageError: there is none; the message lists the names there are.
+        UsageError: there is none; the message lists the names there are, a line each.
     """
     for exporter in _EXPORTERS:
         if exporter.name == _ALIASES.get(name, name):
             return exporter
-    known = ", ".join(f"{exporter.name} ({exporter.description})" for exporter in _EXPORTERS)
-    raise UsageError(f"unknown export format {name!r}: give one of {known}")
+    raise UsageError(_unknown(name))
+
+
+def _unknown(name: str) -> str:
+    """What to say of a format that is none: the one that may be meant, then all, the nearest first."""
+    descriptions = {exporter.name: exporter.description for exporter in _EXPORTERS}
+    near = get_close_matches(name.lower(), descriptions, n=len(descriptions), cutoff=_NEAR)
+    width = max(map(len, descriptions))
+    lines = [f"  {known:<{width}}  {descriptions[known]}" for known in dict.fromkeys([*near, *descriptions])]
+    question = f": did you mean {near[0]}?" if near else "."
+    return "\n".join([f"unknown export format {name!r}{question} The formats are", *lines])
 
 
 def export_dataset(

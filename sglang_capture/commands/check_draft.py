@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sglang_capture.commands._output import print_json, say
+from sglang_capture.names import check_place
 
 if TYPE_CHECKING:
     from sglang_capture.drafts.check import CheckReport
@@ -32,11 +33,10 @@ def check_draft(
 
     Example: `sglang-capture check-draft my-draft captures`
     """
+    check_place(draft, "DRAFT")
     from sglang_capture.commands._draft import check_trainer, check_version, read_captured, read_draft
     from sglang_capture.drafts.check import check_draft as compare
-    from sglang_capture.names import check_place
 
-    check_place(draft, "DRAFT")
     check_trainer(trainer)
     check_version(sglang_version)
     spec, exported = read_captured(dataset)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from sglang_capture.commands._rows import Column, File, RowOptions, Split, Subset
+from sglang_capture.names import check_place
 
 
 def estimate(
@@ -49,8 +50,9 @@ def estimate(
 
     Example: sglang-capture estimate train.jsonl --model moonshotai/Kimi-K2.5 --trust-remote-code --sample 2000
     """
+    for option, name in (("--model", model), ("--tokenizer", tokenizer)):
+        check_place(name, option)
     from sglang_capture.commands._estimate import EstimateOptions, run_estimate
-    from sglang_capture.names import check_place
 
     options = EstimateOptions(
         rows=RowOptions(file, column, split, subset),
@@ -64,6 +66,4 @@ def estimate(
         spool=spool,
         data=data,
     )
-    for option, name in (("--model", model), ("--tokenizer", tokenizer)):
-        check_place(name, option)
     raise typer.Exit(run_estimate(options, as_json=as_json))

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from sglang_capture.names import check_place
+
 
 def plan(
     draft: Annotated[str, typer.Argument(help="The draft: a directory with its config.json, or a Hub name.")],
@@ -39,11 +41,10 @@ def plan(
 
     Example: sglang-capture plan my-draft --model moonshotai/Kimi-K2.5 --samples 100000 --tokens-per-sample 1500
     """
-    from sglang_capture.commands._plan import PlanOptions, run_plan
-    from sglang_capture.names import check_place
-
     check_place(draft, "DRAFT")
     check_place(model, "--model")
+    from sglang_capture.commands._plan import PlanOptions, run_plan
+
     options = PlanOptions(
         draft=draft,
         model=model,

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from sglang_capture.commands._rows import Column, File, MaxLength, OnlyLastTurn, RowOptions, Split, Subset
+from sglang_capture.names import check_place
 
 
 def prepare(
@@ -35,11 +36,10 @@ def prepare(
 
     Example: sglang-capture prepare train.jsonl prepared.jsonl --model Qwen/Qwen3-8B --max-length 4096 --show 2
     """
+    check_place(tokenizer, "--model")
     from sglang_capture.commands._prepare import PrepareOptions, run_prepare
-    from sglang_capture.names import check_place
     from sglang_capture.prompts import Layout
 
-    check_place(tokenizer, "--model")
     options = PrepareOptions(
         rows=RowOptions(file, column, split, subset),
         out=out,

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from sglang_capture.commands._rows import Column, File, MaxLength, OnlyLastTurn, RowOptions, Split, Subset
+from sglang_capture.names import check_place
 
 
 def run(
@@ -58,8 +59,8 @@ def run(
 
     Example: sglang-capture run train.jsonl --generate --temperature 0.7
     """
+    check_place(tokenizer, "--tokenizer")
     from sglang_capture.commands._run import RunOptions, run_file
-    from sglang_capture.names import check_place
     from sglang_capture.prompts import Layout
 
     options = RunOptions(
@@ -77,5 +78,4 @@ def run(
         patience=patience,
         as_json=as_json,
     )
-    check_place(tokenizer, "--tokenizer")
     raise typer.Exit(run_file(options))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sglang_capture.commands._output import plural, print_json, progress_bar, say
+from sglang_capture.names import check_place
 
 if TYPE_CHECKING:
     from sglang_capture.comparison import Difference, KindReport
@@ -65,16 +66,15 @@ def verify(
 
     Example: `sglang-capture verify captures --sample 16`
     """
+    check_place(model, "--model")
     from sglang_capture.commands._signals import exit_on_sigterm
     from sglang_capture.errors import UsageError
     from sglang_capture.export.folder import read_lineage
-    from sglang_capture.names import check_place
     from sglang_capture.shards import check_dataset
     from sglang_capture.shards.manifest import MANIFEST_NAME
     from sglang_capture.spool import DEFAULT_DIRECTORY
     from sglang_capture.verify import verify_dataset, verify_with_server
 
-    check_place(model, "--model")
     exit_on_sigterm()  # what a second server was asked for must not stay in its spool
     if with_server is not None and model is not None:
         raise UsageError(

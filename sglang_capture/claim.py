@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import time
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,11 +24,16 @@ _JOIN_SECONDS = 10.0
 
 @dataclass
 class Claim:
-    """A held claim. Keep it: closing the file gives the spool back."""
+    """A held claim. Keep it: closing the file gives the spool back.
+
+    Attributes:
+        start: made up by the first of a server's processes, known to all of them: no two starts share it.
+    """
 
     directory: Path
     first: bool
     descriptor: int
+    start: str
 
     @property
     def held(self) -> bool:
@@ -115,15 +121,16 @@ def _claim(directory: Path, descriptor: int, server_id: str) -> Claim:
     while True:
         if _lock(descriptor, fcntl.LOCK_EX):
             clear_parts(directory)
-            _write_over(directory / LOCK_NAME, {"server_id": server_id, "pid": os.getpid()})
+            start = uuid.uuid4().hex
+            _write_over(directory / LOCK_NAME, {"server_id": server_id, "pid": os.getpid(), "start": start})
             # Turning the lock into a shared one is not atomic: the owner's name tells whether somebody came between.
             fcntl.flock(descriptor, fcntl.LOCK_SH)
-            if _owner(descriptor).get("server_id") == server_id:
-                return Claim(directory, True, descriptor)
+            if _owner(descriptor).get("start") == start:
+                return Claim(directory, True, descriptor, start)
         elif _lock(descriptor, fcntl.LOCK_SH):
             owner = _owner(descriptor)
             if owner.get("server_id") == server_id:
-                return Claim(directory, False, descriptor)
+                return Claim(directory, False, descriptor, str(owner.get("start")))
             fcntl.flock(descriptor, fcntl.LOCK_UN)
             if owner:
                 raise SpoolError(

@@ -22,22 +22,35 @@ _READERS = 8
 _LONGEST_HEADER = 100_000_000
 """What the safetensors format itself allows, in bytes."""
 
+_END_BYTES = 4 << 20
+"""Of a zip archive, as ``torch.save`` writes it: its directory is at the end, some 100 bytes a tensor."""
+
+_CONFIGS = ("config.json", "hf_quant_config.json")
+
 _OF_NO_CONSEQUENCE: Final = ("_name_or_path", "transformers_version")
 """Entries of a ``config.json`` that change whenever somebody writes it anew, and nothing of what the model computes."""
 
 
-def weights_digest(model: str, revision: str | None = None) -> str:
+def weights_digest(model: str, revision: str | None = None, cache: str | None = None) -> str:
     """xxh3-128 (hex) over the names, sizes and safetensors headers of a model's weight files, 512 bytes of each of its
     tensors, and its ``config.json``: the same weights under another rope scaling compute other states.
 
     ``model`` is a directory, or a Hub id whose files are in the local cache. Empty if neither is found. Two fine-tunes
-    of one shape have equal names, sizes and headers: the bytes tell them apart, if only one tensor is another.
+    of one shape have equal names, sizes and headers: the bytes tell them apart, if only one tensor is another. Of
+    PyTorch's own files, where there are no others, it reads the ends, which hold a checksum of each tensor.
+
+    Args:
+        cache: where the Hub's files are kept, if not in the usual place.
     """
-    directory = _local_directory(model, revision)
-    files = sorted(directory.glob("*.safetensors")) if directory else []
+    directory = _local_directory(model, revision, cache)
+    files = _files(directory) if directory else []
     if directory is None or not files:
         return ""
-    digest = xxhash.xxh3_128(_config(directory).encode())
+    digest = xxhash.xxh3_128()
+    for name in _CONFIGS:
+        digest.update(_config(directory / name).encode())
+    for index in sorted(directory.glob("*.index.json")):  # which of several files are loaded
+        digest.update(_config(index).encode())
     with ThreadPoolExecutor(_READERS) as readers:
         for file, content in zip(files, readers.map(_content, files), strict=True):
             digest.update(f"{file.name}:{file.stat().st_size}:".encode())
@@ -45,13 +58,21 @@ def weights_digest(model: str, revision: str | None = None) -> str:
     return digest.hexdigest()
 
 
-def _local_directory(model: str, revision: str | None) -> Path | None:
+def _files(directory: Path) -> list[Path]:
+    """The weights, as SGLang looks for them: safetensors, else PyTorch's own."""
+    for pattern in ("*.safetensors", "*.bin", "*.pt"):
+        if found := sorted(directory.glob(pattern)):
+            return found
+    return []
+
+
+def _local_directory(model: str, revision: str | None, cache: str | None) -> Path | None:
     if Path(model).is_dir():
         return Path(model)
     with contextlib.suppress(Exception):  # not cached, no such id, or no huggingface_hub here: unknown is an answer
         from huggingface_hub import snapshot_download
 
-        return Path(snapshot_download(model, revision=revision, local_files_only=True))
+        return Path(snapshot_download(model, revision=revision, cache_dir=cache, local_files_only=True))
     return None
 
 
@@ -65,9 +86,9 @@ def with_overrides(digest: str, overrides: str) -> str:
     return xxhash.xxh3_128_hexdigest((digest + _canonical(overrides)).encode())
 
 
-def _config(directory: Path) -> str:
+def _config(path: Path) -> str:
     try:
-        return _canonical((directory / "config.json").read_text(encoding="utf-8"))
+        return _canonical(path.read_text(encoding="utf-8"))
     except OSError:
         return ""
 
@@ -86,6 +107,9 @@ def _canonical(text: str) -> str:
 def _content(file: Path) -> bytes:
     """What tells this file from another: its header, and a digest of a block of each tensor."""
     with file.open("rb") as stream:
+        if file.suffix != ".safetensors":
+            stream.seek(-min(_END_BYTES, file.stat().st_size), os.SEEK_END)
+            return stream.read()
         header = _header(stream)
         descriptor, start = stream.fileno(), 8 + len(header)
         blocks = xxhash.xxh3_128()

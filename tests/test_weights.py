@@ -61,6 +61,38 @@ def test_a_place_without_weights_has_no_digest(tmp_path):
     assert weights_digest(str(tmp_path)) == weights_digest(str(tmp_path / "gone")) == ""
 
 
+def test_which_of_several_files_are_loaded_is_part_of_it(model):
+    save_file({"weight": torch.arange(100.0) + 1}, model / "other.safetensors")
+    digests = []
+    for file in ("model.safetensors", "other.safetensors"):
+        (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"weight": file}}))
+        digests.append(weights_digest(str(model)))
+    assert digests[0] != digests[1]
+
+
+def test_pytorchs_own_files_are_told_apart_by_the_checksums_at_their_ends(tmp_path):
+    write_config(tmp_path, rope_theta=10000)
+    tensors = {f"layers.{number}": torch.zeros(100_000) for number in range(20)}
+    torch.save(tensors, tmp_path / "pytorch_model.bin")
+    before = weights_digest(str(tmp_path))
+    tensors["layers.3"][5] = 1
+    torch.save(tensors, tmp_path / "pytorch_model.bin")
+    assert weights_digest(str(tmp_path)) not in ("", before)
+
+
+def test_a_name_on_the_hub_is_looked_for_in_the_cache_that_the_server_uses(tmp_path):
+    """Laid out as the Hub's own library does."""
+    digests = set()
+    for number, cache in enumerate((tmp_path / "one", tmp_path / "two")):
+        snapshot = cache / "models--org--name/snapshots/abc"
+        snapshot.mkdir(parents=True)
+        (cache / "models--org--name/refs").mkdir()
+        (cache / "models--org--name/refs/main").write_text("abc")
+        save_file({"weight": torch.arange(100.0) + number}, snapshot / "model.safetensors")
+        digests.add(weights_digest("org/name", None, str(cache)))
+    assert len(digests - {""}) == 2
+
+
 @pytest.mark.parametrize("nothing", ["", "{}", " {} "])
 def test_what_a_server_overrides_is_part_of_it(nothing):
     assert with_overrides("a", nothing) == "a"

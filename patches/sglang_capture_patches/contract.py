@@ -126,6 +126,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
         "is_draft_worker",
         "device",
         "dtype",
+        "dist_port",
     ),
     "sglang.srt.configs.model_config.ModelConfig": ("hf_config", "hf_text_config"),
 }

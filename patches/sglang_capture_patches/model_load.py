@@ -34,6 +34,8 @@ from sglang_capture_patches.target import (
     check_configuration,
     find_target,
     rank_of,
+    served_weights,
+    short_name,
 )
 
 logger = logging.getLogger(__name__)
@@ -57,10 +59,10 @@ def around_load_model(original: Callable[..., Any], model_runner: Any, *args: An
     if model_runner.is_draft_worker:
         return original(model_runner, *args, **kwargs)
     settings = plugin_settings()
-    status = _or_refuse(settings, lambda: _prepare(model_runner, settings))
+    prepared = _or_refuse(settings, lambda: _prepare(model_runner, settings))
     result = original(model_runner, *args, **kwargs)
-    if status is not None:
-        _or_refuse(settings, lambda: _start(model_runner, settings, status))
+    if prepared is not None:
+        _or_refuse(settings, lambda: _start(model_runner, settings, *prepared))
     return result
 
 
@@ -76,9 +78,9 @@ def _or_refuse(settings: PluginSettings, step: Callable[[], _Result]) -> _Result
         return None
 
 
-def _prepare(model_runner: Any, settings: PluginSettings) -> StatusWriter:
-    """All that needs no weights: the claim on the spool, the hooks, the server's arguments."""
-    server_id = os.environ.get(SERVER_ID, str(os.getpid()))
+def _prepare(model_runner: Any, settings: PluginSettings) -> tuple[StatusWriter, str]:
+    """All that needs no weights: the claim on the spool, the hooks, the server's arguments, the digest of the files."""
+    server_id = f"{os.environ.get(SERVER_ID, os.getpid())}{_engine_of(model_runner)}"
     claim = claim_spool(settings.dir, server_id)
     _claims.append(claim)
     hooks = attached()
@@ -89,18 +91,28 @@ def _prepare(model_runner: Any, settings: PluginSettings) -> StatusWriter:
         if missing:
             raise CaptureStartError(f"SGLang did not attach the hooks on {', '.join(missing)}: see its log above")
         check_configuration(args)
-    return status
+        return status, served_weights(args, claim.start)
 
 
-def _start(model_runner: Any, settings: PluginSettings, status: StatusWriter) -> None:
-    """The model is there: find its layers, and begin."""
+def _engine_of(model_runner: Any) -> str:
+    """What tells two engines that one Python process has started; those of one data-parallel server belong together."""
+    args = model_runner.server_args
+    return "" if args.dp_size > 1 and not args.enable_dp_attention else f"-{model_runner.dist_port}"
+
+
+def _start(model_runner: Any, settings: PluginSettings, status: StatusWriter, weights_before: str) -> None:
+    """The model is there: find its layers, and begin.
+
+    Args:
+        weights_before: the digest of the files before they were loaded, which takes minutes; empty if unknown.
+    """
     rank = status.rank
     with _told_in(status):
         target = find_target(model_runner.model)
-        spec = build_spec(model_runner, target, settings, rank)
+        spec = build_spec(model_runner, target, settings, rank, _loaded(model_runner, status, weights_before))
     status.quota = parse_quota(settings.quota, free_bytes(settings.dir)) // rank.writers
     rules = Rules(spec, target.keys, settings.mode == "all", settings.secret)
-    status.runtime = runtime.Runtime(model_runner, target, rules, None)
+    status.runtime = runtime.Runtime(model_runner, target, rules, None, status.claim.start)
     status.runtime.filler = _filler(settings, rank, str(model_runner.device), status)
     if status.runtime.filler is None:
         _keep_writing(status)
@@ -110,6 +122,19 @@ def _start(model_runner: Any, settings: PluginSettings, status: StatusWriter) ->
     _announce(spec, settings, rank, status.quota)
     if rank.writer and target.doubt:
         logger.warning("sglang-capture: %s", target.doubt)
+
+
+def _loaded(model_runner: Any, status: StatusWriter, before: str) -> str:
+    """The digest of what was loaded; like no others where the files were changed meanwhile."""
+    after = served_weights(model_runner.server_args, status.claim.start)
+    if before in ("", after):  # empty: the loading itself has brought the files here
+        return after
+    logger.warning(
+        "sglang-capture: the weight files in %s were changed while they were loaded: captures will be of weights that "
+        "no other server has",
+        model_runner.server_args.model_path,
+    )
+    return f"changed-{short_name(status.claim.start)}"
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,7 +11,6 @@ from sglang_capture.capture import CaptureRequest
 from sglang_capture.filler import Filler
 from sglang_capture.spec import CaptureSpec
 from sglang_capture.spool import Counts
-from sglang_capture_patches import SERVER_ID
 from sglang_capture_patches.marked import (
     Decision,
     Marked,
@@ -27,7 +25,7 @@ from sglang_capture_patches.marked import (
     vocabulary_ids,
     watch,
 )
-from sglang_capture_patches.target import Target, local_path
+from sglang_capture_patches.target import Target, local_path, short_name
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +49,7 @@ class Runtime:
     Attributes:
         model_runner: the target's ``ModelRunner``; a draft has its own, and is never captured.
         filler: only on the ranks that fill dumps.
+        server: one per server start, alike on its ranks, and known to nobody outside.
         waiting: marked requests that no batch held yet, each with the function that tells whether it is gone.
         weight_updates: how often the weights were changed.
         in_session: whether somebody may change them at any time.
@@ -60,6 +59,7 @@ class Runtime:
     target: Target
     rules: Rules
     filler: Filler | None
+    server: str = ""
     counts: Counts = field(default_factory=Counts)
     waiting: dict[Marked, Callable[[], str | None]] = field(default_factory=dict)
     weight_updates: int = 0
@@ -112,18 +112,20 @@ class Runtime:
         if self.filler is not None:
             self.filler.fail_all("the server's weights were changed while it was computed")
 
-    def weights_changed(self, checkpoint: str | None) -> None:
+    def weights_changed(self, checkpoint: str | None, *, whole: bool = True) -> None:
         """End what is under way, and name the weights as nobody else has them.
 
         Not even by the checkpoint they came from: it may hold some of the tensors only, in a file that no digest looks
-        at, or with a config that an update leaves out. ``model_path`` says where it was.
+        at, or with a config that an update leaves out. ``model_path`` says where it was; both places where an update
+        failed, for it may have changed all of the weights even so.
         """
         self.weights_change()
         self.weight_updates += 1
         base = self.spec.weights_digest.partition("+")[0]
-        self._name_weights(weights_digest=f"{base}+{os.environ.get(SERVER_ID, '')[:8]}.{self.weight_updates}")
+        self._name_weights(weights_digest=f"{base}+{short_name(self.server)}.{self.weight_updates}")
         if checkpoint is not None:
-            self._name_weights(model_path=local_path(checkpoint), revision="")
+            path = local_path(checkpoint)
+            self._name_weights(model_path=path if whole else f"{self.spec.model_path} or {path}", revision="")
 
     def _name_weights(self, **fields: str) -> None:
         self.rules = replace(self.rules, spec=self.spec.model_copy(update=fields))
@@ -163,7 +165,8 @@ class Runtime:
         decision = self.decide(req)
         if self.weight_updates and isinstance(decision, Marked) and not decision.computed:
             own = (req.extra_key or "").partition(_APART)[0]
-            req.extra_key = f"{own}{_APART}{self.weight_updates}"
+            # No client can guess the server's name: unmarked prompts with this key would fill the same place.
+            req.extra_key = f"{own}{_APART}{self.server}-{self.weight_updates}"
 
     def _begun(self, req: Any, marked: Marked) -> bool:
         marked.computed = True
@@ -217,9 +220,9 @@ def aborted(beginning: str, still_waiting: Iterable[Any]) -> None:
     _guarded(lambda runtime: runtime.aborted(beginning, still_waiting))
 
 
-def weights_changed(checkpoint: str | None) -> None:
-    """The weights are other ones now, those of ``checkpoint`` if that is known. Never raises."""
-    _guarded(lambda runtime: runtime.weights_changed(checkpoint))
+def weights_changed(checkpoint: str | None, *, whole: bool = True) -> None:
+    """The weights are other ones now, those of ``checkpoint`` if that is known (all of them?). Never raises."""
+    _guarded(lambda runtime: runtime.weights_changed(checkpoint, whole=whole))
 
 
 def weights_change() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib import metadata
@@ -11,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import xxhash
 from sglang.srt.runtime_context import get_parallel
 
 from sglang_capture.drafts.releases import release
@@ -18,7 +18,6 @@ from sglang_capture.layers import check_layers, default_layers, parse_layers
 from sglang_capture.settings import PluginSettings
 from sglang_capture.spec import LAST_HIDDEN_KEYS, CaptureSpec
 from sglang_capture.weights import weights_digest, with_overrides
-from sglang_capture_patches import SERVER_ID
 from sglang_capture_patches.contract import DP_RANK_AT, REFUSED, VOTE_SINCE, newest
 from sglang_capture_patches.search import UnknownModelError, find_inner
 
@@ -129,7 +128,9 @@ def _graphs_under_dp_attention(args: Any) -> bool:
     return bool(args.enable_dp_attention) and str(args.device) == "cuda" and not args.disable_prefill_cuda_graph
 
 
-def build_spec(model_runner: Any, target: Target, settings: PluginSettings, rank: Rank) -> CaptureSpec:
+def build_spec(
+    model_runner: Any, target: Target, settings: PluginSettings, rank: Rank, weights_digest: str
+) -> CaptureSpec:
     """What a capture of this server holds by default.
 
     Raises:
@@ -154,8 +155,8 @@ def build_spec(model_runner: Any, target: Target, settings: PluginSettings, rank
         dtype=str(model_runner.dtype).removeprefix("torch."),
         architecture=architectures[0],
         model_path=local_path(args.model_path),
-        weights_digest=_weights_digest(args),
-        quantization=_quantization(args, model_runner.model_config),
+        weights_digest=weights_digest,
+        quantization=_quantization(args, model_runner.model_config, str(model_runner.dtype).removeprefix("torch.")),
         revision=args.revision or "",
         sglang_version=metadata.version("sglang"),
         plugin_version=metadata.version("sglang-capture"),
@@ -164,25 +165,36 @@ def build_spec(model_runner: Any, target: Target, settings: PluginSettings, rank
     )
 
 
-_OF_SAFETENSORS = frozenset({"auto", "safetensors", "fastsafetensors"})
-"""Load formats whose weights are the safetensors files at the model's path; random ones, for example, are not."""
+_OF_FILES = frozenset({"auto", "safetensors", "fastsafetensors"})
+"""Load formats whose weights are the files at the model's path; random ones, for example, are not."""
 
 
-def _weights_digest(args: Any) -> str:
-    """Of what is served: the files, under the server's arguments; like no others where it is not those files."""
-    if args.load_format not in _OF_SAFETENSORS or getattr(args, "decrypted_config_file", None):
-        return f"{args.load_format}-{os.environ.get(SERVER_ID, '')[:8]}"
-    return with_overrides(weights_digest(str(args.model_path), args.revision), args.json_model_override_args)
+def served_weights(args: Any, server: str) -> str:
+    """A digest of the files that are served, under the server's arguments; like no others where it is not those files,
+    and empty where nothing is known but their name."""
+    if args.load_format not in _OF_FILES or getattr(args, "decrypted_config_file", None):
+        return f"{args.load_format}-{short_name(server)}"
+    digest = weights_digest(str(args.model_path), args.revision, args.download_dir)
+    if not digest and args.json_model_override_args.strip() not in ("", "{}"):
+        return f"overridden-{short_name(server)}"
+    return with_overrides(digest, args.json_model_override_args)
 
 
-def _quantization(args: Any, model_config: Any) -> str:
+def short_name(server: str) -> str:
+    """What tells a server start from others in a digest, and does not give its whole name away."""
+    return xxhash.xxh3_64_hexdigest(server.encode())
+
+
+def _quantization(args: Any, model_config: Any, dtype: str) -> str:
     """What this server rounds further than its files and its dtype say; the checkpoint's own way is in its config."""
     configs = (model_config.hf_config, model_config.hf_text_config)
     in_files = [_method(getattr(config, "quantization_config", None)) for config in configs]
+    kv_cache = {"bf16": "bfloat16"}.get(args.kv_cache_dtype, args.kv_cache_dtype)
     rounded = {
         "weights": "" if args.quantization in in_files else args.quantization,
         "torchao": getattr(args, "torchao_config", ""),
-        "kv cache": "" if args.kv_cache_dtype in ("auto", "bf16", "bfloat16") else args.kv_cache_dtype,
+        "kv cache": "" if kv_cache in ("auto", dtype) else kv_cache,
+        "state": getattr(args, "mamba_ssm_dtype", "") or "",
     }
     return ", ".join(f"{what} {how}" for what, how in rounded.items() if how)
 

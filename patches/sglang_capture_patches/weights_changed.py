@@ -3,7 +3,8 @@
 The captures under way end before the change: they would hold rows of both, and a forward that still runs on the device
 may read weights that are half written. Later ones get a digest that no other capture has, so that they are never packed
 with those of the weights before, or of another update. While a session of updates is open nothing is captured: its
-trainer may write into the weights at any time, without a request for it. Changes of a draft's weights are not ours.
+trainer may write into the weights at any time, without a request for it. An update of a draft counts as well: drafts
+share the target's embeddings and output head, and write into them.
 """
 
 from __future__ import annotations
@@ -19,23 +20,18 @@ _WEIGHTS = "weights"
 
 def around_update(original: Callable[..., Any], updater: Any, recv_req: Any, *args: Any, **kwargs: Any) -> Any:
     """Whether it succeeds or not: a failed update may have changed some of the weights."""
-    if _of_drafts(recv_req):
-        return original(updater, recv_req, *args, **kwargs)
     runtime.weights_change()
-    checkpoint = None
+    path, whole = getattr(recv_req, "model_path", None), False
     try:
         result = original(updater, recv_req, *args, **kwargs)
-        path = getattr(recv_req, "model_path", None)
-        checkpoint = str(path) if path and result.success else None
+        whole = bool(result.success)
         return result
     finally:
-        runtime.weights_changed(checkpoint)
+        runtime.weights_changed(str(path) if path else None, whole=whole)
 
 
 def around_begin(original: Callable[..., Any], updater: Any, recv_req: Any, *args: Any, **kwargs: Any) -> Any:
     """A session of updates opens."""
-    if _of_drafts(recv_req):
-        return original(updater, recv_req, *args, **kwargs)
     runtime.weights_change()
     result = original(updater, recv_req, *args, **kwargs)
     if result.success:
@@ -44,7 +40,7 @@ def around_begin(original: Callable[..., Any], updater: Any, recv_req: Any, *arg
 
 
 def after_end(_result: Any, _updater: Any, _recv_req: Any, *_args: Any, **_kwargs: Any) -> None:
-    """The session is over, if one was open that could change the target. Never raises."""
+    """The session is over, if one was open. Never raises."""
     runtime.session_ended()
 
 
@@ -56,9 +52,5 @@ def after_resume(_result: Any, _updater: Any, recv_req: Any, *_args: Any, **_kwa
 
 def after_check(_result: Any, _updater: Any, recv_req: Any, *_args: Any, **_kwargs: Any) -> None:
     """SGLang's own test of its updates can overwrite the weights with random numbers. Never raises."""
-    if recv_req.action == "reset_tensors" and not _of_drafts(recv_req):
+    if recv_req.action == "reset_tensors":
         runtime.weights_changed(None)
-
-
-def _of_drafts(recv_req: Any) -> bool:
-    return getattr(recv_req, "selector", "all") == "draft"

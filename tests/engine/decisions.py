@@ -65,6 +65,7 @@ def main(model_dir: str, refused: list[list[str]]) -> None:
     found["images after an update"] = images_after_an_update(model_runner, rules)
     found["in a session of updates"] = in_a_session_of_updates(model_runner, rules)
     found["rounded"] = {" ".join(flags): rounded(model_dir, flags) for flags in ROUNDINGS}
+    found["rounded"]["bf16 in float32"] = rounded(model_dir, ["--kv-cache-dtype", "bf16"], "float32")
     found["told in the queue"] = told_in_the_queue(model_runner, rules, cases)
     found["graphs before the vote"] = before_the_vote(model_dir)
     found["configuration"] = [configuration(model_dir, flags) for flags in refused]
@@ -161,11 +162,11 @@ ROUNDINGS = (
 )
 
 
-def rounded(model_dir: str, flags: list[str]) -> str:
+def rounded(model_dir: str, flags: list[str], dtype: str = "bfloat16") -> str:
     """What a spec says of it; the checkpoint is in bfloat16."""
     common = ["--model-path", model_dir, "--device", "cpu", "--attention-backend", "torch_native"]
     args = prepare_server_args([*common, *flags])
-    return target._quantization(args, ModelConfig.from_server_args(args))
+    return target._quantization(args, ModelConfig.from_server_args(args), dtype)
 
 
 class Changed:

@@ -136,5 +136,6 @@ def test_what_a_server_rounds_beyond_its_files_is_in_the_spec(decided):
         "--quantization fp8": "weights fp8",
         "--kv-cache-dtype fp8_e4m3": "kv cache fp8_e4m3",
         "--kv-cache-dtype bf16": "",
+        "bf16 in float32": "kv cache bfloat16",
         "--quantization w8a8_int8 --kv-cache-dtype fp8_e5m2": "weights w8a8_int8, kv cache fp8_e5m2",
     }

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sglang_capture.catalog.captures import Captures, DumpFacts, FailureFacts, Outcome, SpooledGroup
+from sglang_capture.catalog.captures import Captures, DumpFacts, FailureFacts, Outcome, SpooledGroup, is_record_of
 from sglang_capture.catalog.database import Database
 from sglang_capture.catalog.jobs import JobError, JobProgress, Jobs
 from sglang_capture.catalog.masks import pack_mask, unpack_mask
@@ -33,6 +33,7 @@ __all__ = [
     "SampleFacts",
     "ShardRow",
     "SpooledGroup",
+    "is_record_of",
     "pack_mask",
     "sqlite_url",
     "unpack_mask",

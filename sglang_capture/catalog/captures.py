@@ -68,10 +68,11 @@ class Captures:
     def __init__(self, database: Database):
         self._database = database
 
-    def get(self, capture_id: str) -> CaptureRow | None:
-        """One capture with its spec and shard."""
+    def get(self, capture_id: str, *, with_mask: bool = False) -> CaptureRow | None:
+        """One capture with its spec and shard, and with its loss mask if that is wanted."""
+        query = select(CaptureRow).where(CaptureRow.id == capture_id).options(*_WITH_CONTEXT)
         with self._database.read() as session:
-            return session.scalar(select(CaptureRow).where(CaptureRow.id == capture_id).options(*_WITH_CONTEXT))
+            return session.scalar(query.options(undefer(CaptureRow.loss_mask)) if with_mask else query)
 
     def page(
         self, *, state: CaptureState | None = None, before: int | None = None, limit: int = 100
@@ -150,11 +151,6 @@ class Captures:
             rows = [row for some in chunks(ids) for row in session.scalars(query.where(CaptureRow.id.in_(some)))]
             return sorted(rows, key=lambda row: row.seq)[:limit]
 
-    def loss_mask(self, capture_id: str) -> bytes | None:
-        """The packed loss mask of a capture that is not packed yet, if it was sent with one."""
-        with self._database.read() as session:
-            return session.scalar(select(CaptureRow.loss_mask).where(CaptureRow.id == capture_id))
-
     def begin(
         self,
         capture_id: str,
@@ -184,7 +180,10 @@ class Captures:
             return row
 
     def record_dumps(self, dumps: Sequence[DumpFacts]) -> dict[str, Outcome]:
-        """Record dumps seen in the spool, in one transaction; a failed or pending record becomes a good one."""
+        """Record dumps seen in the spool, in one transaction; a failed or pending record becomes a good one.
+
+        So does the record of a spooled dump that is there no more, since another lies under its id.
+        """
         with self._database.write() as session:
             digests = [dump.spec.digest for dump in dumps]
             for spec in {digest: dump.spec for digest, dump in zip(digests, dumps, strict=True)}.values():
@@ -235,9 +234,19 @@ class Captures:
 _WITH_CONTEXT = (joinedload(CaptureRow.spec), joinedload(CaptureRow.shard))
 
 
+def is_record_of(row: CaptureRow, dump: DumpFacts) -> bool:
+    """Whether a record was made from this dump: of its content, its length and its spec."""
+    return (
+        row.spec_digest == dump.spec.digest
+        and row.tokens == dump.tokens
+        and origin.proven(row.sent, ran=dump.ran, request_id=dump.request_id)
+        and not origin.altered(row.sent, ran=dump.ran)
+    )
+
+
 def _record_dump(session: Session, row: CaptureRow | None, dump: DumpFacts, spec_digest: str) -> Outcome:
     row = row or new_capture(session, dump.id)
-    if row.state == "spooled":
+    if row.state == "spooled" and is_record_of(row, dump):
         return "known"
     if row.state == "packed":
         return "duplicate"

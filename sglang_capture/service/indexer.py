@@ -21,11 +21,12 @@ from fastapi.concurrency import run_in_threadpool
 from watchfiles import Change, awatch
 
 from sglang_capture import spool
-from sglang_capture.catalog import Catalog, DumpFacts, FailureFacts, origin
+from sglang_capture.catalog import Catalog, DumpFacts, FailureFacts
 from sglang_capture.claim import ServiceClaim
-from sglang_capture.dump import DumpError, load_dump
+from sglang_capture.dump import DumpError
 from sglang_capture.service.datasets import Datasets
 from sglang_capture.service.metrics import Metrics
+from sglang_capture.service.spooled import read_spooled
 from sglang_capture.spool import Failure, SpoolError
 
 _RESCAN_SECONDS = 5.0
@@ -202,10 +203,7 @@ class Indexer:
     def _read(self, name: str) -> DumpFacts | FailureFacts | None:
         path = spool.dump_path(self.directory, name)
         try:
-            dump = load_dump(path)
-            if dump.capture_id != name:
-                raise DumpError(f"{path} is the dump of {dump.capture_id!r:.140}: was it renamed?")
-            return DumpFacts(name, dump.tokens, dump.spec, origin.of_ids(dump.input_ids.numpy()), dump.request_id)
+            return read_spooled(self.directory, name)[1]
         except FileNotFoundError:
             failure = spool.read_failure(spool.failure_path(self.directory, name))
             if failure is None or not self._arrivals.concerns(failure):

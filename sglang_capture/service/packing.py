@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from sglang_capture import spool
-from sglang_capture.catalog import CaptureRow, Catalog, ShardRow, unpack_mask
-from sglang_capture.dump import DumpError, load_dump
+from sglang_capture.catalog import CaptureRow, Catalog, DumpFacts, ShardRow, is_record_of, unpack_mask
+from sglang_capture.dump import DumpError
 from sglang_capture.service.datasets import Datasets
 from sglang_capture.service.problems import ProblemError
+from sglang_capture.service.spooled import read_spooled
 from sglang_capture.shards import Sample, SampleError, SpecMismatch, check_sample
 from sglang_capture.spec import CaptureSpec
+
+_log = logging.getLogger(__name__)
 
 
 class ShardPacking:
@@ -60,11 +64,18 @@ class ShardPacking:
         return taken
 
     def _load(self, rows: Sequence[CaptureRow]) -> list[Sample]:
-        """The samples of ``rows``, mapped and checked; what cannot be a sample is recorded as failed."""
-        samples = []
+        """The samples of ``rows``, mapped and checked; what cannot be a sample is recorded as failed.
+
+        A dump that is not the one its record is of stays in the spool, and is recorded anew.
+        """
+        samples: list[Sample] = []
+        strangers: list[DumpFacts] = []
         for row in rows:
             try:
-                dump = load_dump(spool.dump_path(self._spool, row.id))
+                dump, facts = read_spooled(self._spool, row.id)
+                if not is_record_of(row, facts):
+                    strangers.append(facts)
+                    continue
                 mask = None if row.loss_mask is None else torch.from_numpy(unpack_mask(row.loss_mask))
                 sample = Sample(row.id, dump, mask, row.meta)
                 check_sample(sample, dump.spec)
@@ -74,7 +85,15 @@ class ShardPacking:
                 self._catalog.captures.lose([row.id], "vanished", reason)
             except (DumpError, SampleError) as error:
                 self._catalog.captures.lose([row.id], "unreadable", str(error))
+        if strangers:
+            self._record_anew(strangers)
         return samples
+
+    def _record_anew(self, strangers: Sequence[DumpFacts]) -> None:
+        """Make records those of the dumps that lie there now; what is refused the next scan of the spool removes."""
+        for facts in strangers:
+            _log.warning("another dump of %s lies in %s than was recorded: it is recorded anew", facts.id, self._spool)
+        self._catalog.captures.record_dumps(strangers)
 
     def _write(self, name: str, samples: Sequence[Sample]) -> ShardRow:
         spec = samples[0].dump.spec

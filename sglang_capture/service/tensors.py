@@ -11,10 +11,10 @@ from pathlib import Path
 
 import torch
 
-from sglang_capture import spool
-from sglang_capture.catalog import CaptureRow, Catalog, unpack_mask
-from sglang_capture.dump import DumpError, load_dump
+from sglang_capture.catalog import CaptureRow, Catalog, is_record_of, unpack_mask
+from sglang_capture.dump import DumpError
 from sglang_capture.service.problems import ProblemError
+from sglang_capture.service.spooled import read_spooled
 from sglang_capture.shards import DatasetError, read_manifest
 from sglang_capture.shards.layout import build_header
 from sglang_capture.shards.reader import Shard
@@ -53,7 +53,7 @@ def capture_tensors(row: CaptureRow, spool_dir: Path, data_dir: Path, catalog: C
     """
     try:
         if row.state == "spooled":
-            return _from_dump(row, spool_dir, catalog)
+            return _from_dump(row.id, spool_dir, catalog)
         if row.shard is not None and row.sample is not None:
             return _from_shard(row.id, data_dir / row.shard.dataset, row.shard.name, row.sample)
     except FileNotFoundError:
@@ -64,13 +64,19 @@ def capture_tensors(row: CaptureRow, spool_dir: Path, data_dir: Path, catalog: C
     raise ProblemError("no-tensors", f"{row.id} is {row.state}{why}")
 
 
-def _from_dump(row: CaptureRow, spool_dir: Path, catalog: Catalog) -> CaptureTensors:
-    dump = load_dump(spool.dump_path(spool_dir, row.id))
+def _from_dump(capture_id: str, spool_dir: Path, catalog: Catalog) -> CaptureTensors:
+    """Rows and mask of one request: the record is read whole, then the dump is proven to be that of the record."""
+    row = catalog.captures.get(capture_id, with_mask=True)
+    if row is None or row.state != "spooled":
+        raise FileNotFoundError(capture_id)
+    dump, facts = read_spooled(spool_dir, capture_id)
+    if not is_record_of(row, facts):
+        catalog.captures.record_dumps([facts])
+        raise ProblemError("no-tensors", f"the dump of {capture_id} was replaced by another: ask again for that one")
     tensors = {"input_ids": dump.input_ids, "hidden_states": dump.hidden_states, **dump.last_hidden}
-    mask = catalog.captures.loss_mask(row.id)
-    if mask is not None:
-        tensors["loss_mask"] = torch.from_numpy(unpack_mask(mask))
-    return CaptureTensors(row.id, dump.spec.to_json(), tensors)
+    if row.loss_mask is not None:
+        tensors["loss_mask"] = torch.from_numpy(unpack_mask(row.loss_mask))
+    return CaptureTensors(capture_id, dump.spec.to_json(), tensors)
 
 
 def _from_shard(capture_id: str, dataset: Path, name: str, sample: int) -> CaptureTensors:

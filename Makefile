@@ -30,7 +30,7 @@ test-versions: $(READY)  ## the tests of rows on older releases of SGLang; RELEA
 	$(BIN)/python tests/engine/run_versions.py $(RELEASES)
 
 test-trainers: $(READY) $(TRAINERS:%=.trainers/%/.ready)  ## exports, read and trained on by the trainers themselves
-	TRAINERS="$(TRAINERS)" $(PYTEST) -m trainers --durations=0
+	TRAINERS="$(TRAINERS)" $(PYTEST) -m trainers --durations=0 -raP
 
 example-eagle3: $(READY) .trainers/specforge/.ready  ## an EAGLE-3 draft, from capture to a server that drafts with it
 	OMP_NUM_THREADS=1 $(BIN)/python -m examples.eagle3_cpu.run

@@ -42,10 +42,11 @@ class Environment:
         return loaded
 
     def losses(self, script: str, out: Path, *arguments: object, paths: tuple[Path, ...] = ()) -> list[float]:
-        """The losses of a training run of the trainer's own, in order."""
+        """The losses of a training run of the trainer's own, in order; printed, since docs/trainers.md quotes them."""
         self._run(script, out, arguments, paths)
         losses: list[float] = json.loads((out / "losses.json").read_text())
-        print(f"{script} {arguments[0]}: loss {losses[0]:.3f} to {losses[-1]:.3f} in {len(losses)} steps")
+        name = " ".join([script, *(word for word in arguments if isinstance(word, str))])
+        print(f"{name}: loss {losses[0]:.2f} to {losses[-1]:.2f} in {len(losses)} steps")
         return losses
 
     def _run(self, script: str, out: Path, arguments: tuple[object, ...], paths: tuple[Path, ...]) -> None:

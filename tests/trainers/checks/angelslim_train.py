@@ -19,6 +19,7 @@ import torch
 from record import save_printed_losses
 
 out, kind, data, model, steps, tools = sys.argv[1:]
+torch.manual_seed(0)  # the tools make the draft before any seed is set
 draft: dict[str, Any] = {
     "hidden_act": "silu",
     "hidden_size": 128,

@@ -141,3 +141,12 @@ def test_a_spool_made_anew_is_claimed_anew(tmp_path):
         assert service_on(spool)
         spool.rename(tmp_path / name)
     claim.close()
+
+
+def test_no_two_starts_of_a_server_have_the_same_name_and_its_processes_share_it(tmp_path):
+    """One Python process may start engines one after the other, all of one server id."""
+    first, joined = claim_spool(tmp_path / "spool", "one"), claim_spool(tmp_path / "spool", "one")
+    assert first.start == joined.start
+    first.close()
+    joined.close()
+    assert claim_spool(tmp_path / "spool", "one").start != first.start

@@ -12,6 +12,7 @@ import torch
 
 from sglang_capture.coverage import Coverage
 from sglang_capture.dump import DumpFile
+from sglang_capture.mapped_file import MappedFile
 from sglang_capture.spec import CaptureSpec
 
 if TYPE_CHECKING:
@@ -45,12 +46,14 @@ class Capture:
     Attributes:
         failed: whether nobody wants its rows any more, on any pipeline stage.
         part: the unfinished dump; on a later pipeline stage the board, which says where that is.
+        file: what it is to be laid out in, where that has pages already.
     """
 
     request: CaptureRequest
     part: Path
     open: bool = True
     failed: bool = False
+    file: MappedFile | None = None
     dump: DumpFile | None = None
     board: Board | None = None
     coverage: Coverage = field(default_factory=Coverage)

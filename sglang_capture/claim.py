@@ -12,10 +12,11 @@ import json
 import os
 import time
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from sglang_capture.spool import PART_PREFIX, PROBE_PREFIX, TEMPORARY_SUFFIX, SpoolError, open_directory
+from sglang_capture.spool import FREE_DIRECTORY, PART_PREFIX, PROBE_PREFIX, TEMPORARY_SUFFIX, SpoolError, open_directory
 
 LOCK_NAME = ".lock"
 SERVICE_LOCK_NAME = ".service.lock"
@@ -98,6 +99,30 @@ def service_on(directory: Path) -> str | None:
         os.close(descriptor)
 
 
+def server_on(directory: Path) -> bool:
+    """Whether a server that writes to ``directory`` is alive."""
+    with contextlib.suppress(OSError), _alone(directory) as alone:
+        return not alone
+    return False
+
+
+def clear_after_death(directory: Path) -> None:
+    """Free what a server that is gone had under way, or kept for use. Nothing while one is alive."""
+    with contextlib.suppress(OSError), _alone(directory) as alone:
+        if alone:
+            clear_parts(directory)
+
+
+@contextlib.contextmanager
+def _alone(directory: Path) -> Iterator[bool]:
+    """Whether nobody writes to ``directory``; inside, nobody can begin to. Raises OSError where nobody ever did."""
+    descriptor = os.open(directory / LOCK_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield _lock(descriptor, fcntl.LOCK_EX)
+    finally:
+        os.close(descriptor)
+
+
 def claim_spool(directory: Path, server_id: str) -> Claim:
     """Claim ``directory`` for the server ``server_id``; its other ranks join.
 
@@ -144,7 +169,7 @@ def _claim(directory: Path, descriptor: int, server_id: str) -> Claim:
 
 def clear_parts(directory: Path) -> None:
     """Remove the unfinished files of dead processes, and probes left behind; only for who holds the lock alone."""
-    for pattern in (f"{PART_PREFIX}*", f".*{TEMPORARY_SUFFIX}", f"{PROBE_PREFIX}*"):
+    for pattern in (f"{PART_PREFIX}*", f".*{TEMPORARY_SUFFIX}", f"{PROBE_PREFIX}*", f"{FREE_DIRECTORY}/*"):
         for path in directory.glob(pattern):
             path.unlink(missing_ok=True)
 

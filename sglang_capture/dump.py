@@ -20,7 +20,6 @@ rows copied straight to their place, and the finished file given its name in one
 
 from __future__ import annotations
 
-import mmap
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +27,7 @@ from typing import Any
 
 import torch
 
+from sglang_capture.mapped_file import MappedFile
 from sglang_capture.spec import CaptureSpec, SpecError
 
 LABELS = ("nonfinite_rows", "zero_rows")
@@ -150,19 +150,18 @@ class DumpFile:
         input_ids: torch.Tensor,
         *,
         labelled: bool = False,
+        file: MappedFile | None = None,
     ):
         content = _layout(capture_id, request_id, spec, int(input_ids.shape[0]))
         if labelled:  # behind the other tensors: who attaches to the file need not know
             content.update({key: torch.empty((), dtype=torch.int64) for key in LABELS})
-        descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        self.file = file or MappedFile.create(part)
         try:
-            length = _lay_out(descriptor, content, reserve=reserved_bytes(len(input_ids), spec))
-            self._map(part, descriptor, length, content, spec)
+            _lay_out(self.file, content, reserve=reserved_bytes(len(input_ids), spec))
+            self._map(content, spec)
         except BaseException:
-            part.unlink(missing_ok=True)
+            self.discard()
             raise
-        finally:
-            os.close(descriptor)
         self._views["input_ids"].copy_(input_ids)
 
     @classmethod
@@ -173,19 +172,18 @@ class DumpFile:
             OSError: it is gone.
         """
         dump = cls.__new__(cls)
-        descriptor = os.open(part, os.O_RDWR | os.O_NOFOLLOW)
-        try:
-            length = os.fstat(descriptor).st_size
-            dump._map(part, descriptor, length, _layout(capture_id, request_id, spec, tokens), spec)
-        finally:
-            os.close(descriptor)
+        dump.file = MappedFile.attach(part)
+        dump._map(_layout(capture_id, request_id, spec, tokens), spec)
         return dump
 
-    def _map(self, part: Path, descriptor: int, length: int, content: dict[str, Any], spec: CaptureSpec) -> None:
-        self.path = part
+    @property
+    def bytes(self) -> int:
+        """The file's length."""
+        return self.file.bytes
+
+    def _map(self, content: dict[str, Any], spec: CaptureSpec) -> None:
         self.spec = spec
-        self.bytes = length
-        self._views = _map_tensors(part, descriptor, length, content)
+        self._views = _map_tensors(self.file, content)
         self.hidden_states = self._views["hidden_states"]
         self.last_hidden = {key: self._views[key] for key in spec.last_hidden_keys}
 
@@ -202,7 +200,7 @@ class DumpFile:
             False if a dump of that name stood there already: the first complete one stands, this one is removed.
         """
         try:
-            os.link(self.path, final)
+            os.link(self.file.path, final)
         except FileExistsError:
             return False
         finally:
@@ -211,7 +209,7 @@ class DumpFile:
 
     def discard(self) -> None:
         """Remove the unpublished name; the mapping lives until the tensors are dropped."""
-        self.path.unlink(missing_ok=True)
+        self.file.remove()
 
 
 def reserved_bytes(tokens: int, spec: CaptureSpec) -> int:
@@ -237,31 +235,27 @@ def _layout(capture_id: str, request_id: str, spec: CaptureSpec, tokens: int) ->
     }
 
 
-def _lay_out(descriptor: int, content: dict[str, Any], *, reserve: int) -> int:
-    """Reserve the pages, then write all of the ``.pt`` but the tensors' data; returns the file's length."""
-    os.posix_fallocate(descriptor, 0, reserve)
-    with os.fdopen(descriptor, "r+b", closefd=False) as file:
+def _lay_out(file: MappedFile, content: dict[str, Any], *, reserve: int) -> None:
+    """Reserve the pages, then write all of the ``.pt`` but the tensors' data."""
+    file.reserve(reserve)
+    with os.fdopen(file.descriptor, "r+b", closefd=False) as stream:
+        stream.seek(0)
         with torch.serialization.skip_data():  # thread-local: the engine's own saves never see it
-            torch.save(content, file)
-        file.flush()
-        end = file.tell()
-    # A zip must end where the file ends.
-    os.ftruncate(descriptor, end)
-    os.posix_fallocate(descriptor, 0, end)
-    return end
+            torch.save(content, stream)
+        stream.flush()
+        end = stream.tell()
+    file.end_at(end)  # a zip must end where the file ends
 
 
-def _map_tensors(path: Path, descriptor: int, length: int, content: dict[str, Any]) -> dict[str, torch.Tensor]:
+def _map_tensors(file: MappedFile, content: dict[str, Any]) -> dict[str, torch.Tensor]:
     """The tensors of ``content`` as views of the file's pages.
 
     ``torch.save`` writes storages as records ``data/0``, ``data/1``, … in the order in which the pickle meets them.
     """
-    pages = mmap.mmap(descriptor, length)
-    records = torch._C.PyTorchFileReader(str(path))
+    records = torch._C.PyTorchFileReader(str(file.path))
     views = {}
     tensors = [(name, value) for name, value in content.items() if isinstance(value, torch.Tensor)]
     for number, (name, tensor) in enumerate(tensors):
         offset = records.get_record_offset(f"data/{number}")  # type: ignore[attr-defined]  # missing in torch's stubs
-        flat = torch.frombuffer(pages, dtype=tensor.dtype, count=tensor.numel(), offset=offset)
-        views[name] = flat.view(tensor.shape)
+        views[name] = file.view(tensor.dtype, tensor.numel(), offset).view(tensor.shape)
     return views

@@ -14,6 +14,7 @@ from sglang_capture.claim import service_on
 from sglang_capture.dump import Dump, DumpError, load_dump
 from sglang_capture.errors import UsageError
 from sglang_capture.shards import CaptureDataset, DatasetWriter, Sample, SampleError, ShardEntry, check_sample
+from sglang_capture.slabs import hand_back
 from sglang_capture.spec import CaptureSpec
 
 MOST_SAMPLES = 4096
@@ -78,7 +79,7 @@ def pack_spool(
                 summary.shards.append(writer.write_shard(new))
             for sample in batch:
                 if remove and sample.sample_id not in summary.skipped:
-                    spool.remove(directory, sample.sample_id)
+                    hand_back(directory, sample.sample_id)
             progress(summary.samples + len(summary.already) + len(summary.skipped), len(paths))
     return summary
 

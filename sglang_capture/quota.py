@@ -134,6 +134,15 @@ class Account:
         with self._lock:
             self._enter(path, 0)
 
+    def exchange(self, old: Path, new: Path, size: int) -> bool:
+        """A file gets another name and size; False, and nothing changed, if it would not fit so."""
+        with self._lock:
+            if in_pages(size) - self._files.get(old, 0) > self.free:
+                return False
+            self._enter(old, 0)
+            self._enter(new, size)
+        return True
+
     def rename(self, old: Path, new: Path, size: int) -> None:
         """A part became a dump of ``size`` bytes."""
         with self._lock:

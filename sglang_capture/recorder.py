@@ -18,10 +18,12 @@ import torch
 from sglang_capture.capture import Capture, CaptureRequest
 from sglang_capture.dump import DumpFile, reserved_bytes
 from sglang_capture.filler import Filler
+from sglang_capture.mapped_file import MappedFile
 from sglang_capture.mark import shortened
 from sglang_capture.patience import Patience
 from sglang_capture.quota import Account, in_pages
 from sglang_capture.row_check import RowFaults
+from sglang_capture.slabs import SlabPool
 from sglang_capture.spool import NO_ROOM, PART_PREFIX, SPOOL_FULL, Failure, dump_path, failure_path, write_failure
 from sglang_capture.stages import HANDOVER_SECONDS, Board, board_path
 
@@ -63,6 +65,7 @@ class Recorder(Filler):
         housekeeping: Callable[[], None] = lambda: None,
     ):
         self.account = account
+        self.slabs = SlabPool(directory, account, rank)
         self._rank = rank
         self._stages = stages
         self._room_patience = Patience(wait_seconds if on_full == "wait" else 0.0)
@@ -76,6 +79,10 @@ class Recorder(Filler):
     @property
     def in_flight(self) -> int:
         return super().in_flight + len(self._handed_over)
+
+    def close(self) -> None:
+        super().close()
+        self.slabs.close()
 
     # -- called on the engine's thread ------------------------------------------------------------------------
 
@@ -119,13 +126,16 @@ class Recorder(Filler):
         size = in_pages(reserved_bytes(request.tokens, request.spec))
         if size > self.account.limit:
             return f"larger than the spool: it needs {size} bytes, and the quota is {self.account.limit}"
-        if not self._reserved(capture, size):
+        capture.file = self.slabs.take(capture.part, size)
+        if capture.file is not None:
+            self.counts.reused += 1
+        elif not self._reserved(capture, size):
             return f"{SPOOL_FULL}: {size} bytes are needed, {self.account.free} of {self.account.limit} are free"
         if self._stages > 1:
             try:
                 capture.board = Board.create(board_path(self.directory, self._rank, request), self._stages)
             except OSError as error:
-                self.account.release(capture.part)
+                self._discard(capture)
                 return _reason(error)
         return None
 
@@ -133,12 +143,18 @@ class Recorder(Filler):
         """Whether there is room, now or after waiting for it."""
         with self._room_patience.waiting() as seconds:
             deadline = time.monotonic() + seconds
-            while not self.account.reserve(capture.part, size):
+            while not self._room(capture, size):
                 # Captures under way end only if the engine goes on: to wait for their room would be to wait for ever.
                 if time.monotonic() >= deadline or size > self.account.limit - self._under_way():
                     return False
                 time.sleep(0.02)
         return True
+
+    def _room(self, capture: Capture, size: int) -> bool:
+        if self.account.reserve(capture.part, size):
+            return True
+        self.slabs.give_up(size)
+        return self.account.reserve(capture.part, size)
 
     def _under_way(self) -> int:
         """Bytes of the captures that still want rows."""
@@ -178,20 +194,30 @@ class Recorder(Filler):
             # It may be complete already: a later stage may be the only one with rows to hand over.
             if not capture.failed:
                 self._forget_failure(request.capture_id)
-                capture.dump = DumpFile(
-                    capture.part,
-                    request.capture_id,
-                    request.request_id,
-                    request.spec,
-                    request.input_ids,
-                    labelled=self._nonfinite == "label",
-                )
+                capture.dump = self._dump_of(capture)
                 if capture.board is not None:
                     capture.board.say_laid_out(capture.part)
         except Exception as error:
             self._give_up(capture, _reason(error))
         finally:
             capture.laid_out.set()
+
+    def _dump_of(self, capture: Capture) -> DumpFile:
+        request, file = capture.request, capture.file
+        capture.file = None
+        try:
+            return self._new_dump(request, capture.part, file)
+        except OSError as error:
+            if error.errno not in NO_ROOM or not self.slabs.idle_bytes:
+                raise
+        self.slabs.give_up(self.account.limit)  # the file system is fuller than the quota knows
+        return self._new_dump(request, capture.part, None)
+
+    def _new_dump(self, request: CaptureRequest, part: Path, file: MappedFile | None) -> DumpFile:
+        labelled = self._nonfinite == "label"
+        return DumpFile(
+            part, request.capture_id, request.request_id, request.spec, request.input_ids, labelled=labelled, file=file
+        )
 
     def _give_up(self, capture: Capture, reason: str) -> None:
         """As :meth:`fail`, also where this stage had handed over all that it has."""
@@ -247,6 +273,7 @@ class Recorder(Filler):
         try:
             if dump.publish(final):
                 self.account.rename(capture.part, final, dump.bytes)
+                self.slabs.keep(dump.file, final)
                 self._forget_failure(request.capture_id)
                 self._count(request, faults)
             else:
@@ -272,7 +299,7 @@ class Recorder(Filler):
             logger.warning("sglang-capture: %s", self.last_error)
 
     def _discard(self, capture: Capture) -> None:
-        capture.dump = None
+        capture.dump = capture.file = None
         self.account.release(capture.part)
         capture.part.unlink(missing_ok=True)
         if capture.board is not None:
@@ -304,6 +331,7 @@ class Recorder(Filler):
 
     def _keep_house(self) -> None:
         self.account.look()
+        self.slabs.tidy()
         self._write_again()
         super()._keep_house()
 

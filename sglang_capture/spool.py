@@ -7,6 +7,7 @@
     <spool>/sglang-capture-probe-….pt  a look at the server by `doctor` or `verify`, which also removes it
     <spool>/status.json                what the plugin is doing; status-<rank>.json for each rank
     <spool>/.part-…                    a dump being filled; removed at the next start if its process died
+    <spool>/.free/                     dumps whose pages were handed back; .part-…-idle-… waits to be filled again
     <spool>/.….tmp                     a small file on its way to its name; removed likewise
     <spool>/.lock                      held by the processes of the one server that writes here
     <spool>/.service.lock              held by the one side service that reads here
@@ -35,6 +36,7 @@ DEFAULT_DIRECTORY = Path("/dev/shm/sglang_capture")
 DUMP_SUFFIX = ".pt"
 FAILED_SUFFIX = ".failed.json"
 PART_PREFIX = ".part-"
+FREE_DIRECTORY = ".free"
 TEMPORARY_SUFFIX = ".tmp"
 """Of a small file on its way to its name."""
 PROBE_PREFIX = "sglang-capture-probe-"
@@ -77,6 +79,7 @@ class Counts(BaseModel):
     failed: int = Field(default=0, description="captures that failed on the way (aborted requests among them)")
     refused: int = Field(default=0, description="captures refused: bad mark, spool full, unsupported request")
     duplicates: int = Field(default=0, description="captures of an id that was published already")
+    reused: int = Field(default=0, description="captures laid out in the pages of a dump that was handed back")
     tokens: int = Field(default=0, description="rows in published dumps")
     bytes: int = Field(default=0, description="payload bytes in published dumps")
     nonfinite_rows: int = Field(default=0, description="tokens with NaN or Inf in published dumps")

@@ -76,7 +76,7 @@ class StatusWriter:
         counts = self.runtime.counts if self.runtime else Counts()
         if filler is not None:
             counts = counts + filler.counts
-        used = filler.account.used if isinstance(filler, Recorder) else 0
+        used = filler.account.used - self._idle() if isinstance(filler, Recorder) else 0
         return SpoolStatus(
             state="refused" if self.problem else "capturing",
             problem=self.problem,
@@ -91,7 +91,7 @@ class StatusWriter:
             spec=self.runtime.spec.model_dump(mode="json") if self.runtime else {},
             quota_bytes=self.quota,
             used_bytes=used,
-            free_bytes=max(0, min(self.quota - used, free_bytes(self.directory))),
+            free_bytes=max(0, min(self.quota - used, free_bytes(self.directory) + self._idle())),
             on_full=self.settings.on_full,
             token_required=self.settings.secret is not None,
             in_flight=filler.in_flight if filler else 0,
@@ -104,6 +104,11 @@ class StatusWriter:
             time=time.time(),
         )
 
+    def _idle(self) -> int:
+        """Bytes of this rank's files that wait for use: as good as free."""
+        filler = self.runtime.filler if self.runtime else None
+        return filler.slabs.idle_bytes if isinstance(filler, Recorder) else 0
+
     def _whole(self, mine: SpoolStatus) -> SpoolStatus:
         """The server's status: the head's own, with the sums over the ranks that write."""
         others = [status for status in read_rank_statuses(self.directory) if status.writer and status.rank != mine.rank]
@@ -113,7 +118,7 @@ class StatusWriter:
             update={
                 "quota_bytes": quota,
                 "used_bytes": used,
-                "free_bytes": max(0, min(quota - used, free_bytes(self.directory))),
+                "free_bytes": max(0, min(quota - used, free_bytes(self.directory) + self._idle())),
                 "in_flight": sum(s.in_flight for s in writers),
                 "counts": sum((s.counts for s in others), mine.counts),
                 "last_error": next((s.last_error for s in writers if s.last_error), ""),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sglang_capture import spool
+from sglang_capture.claim import clear_after_death
 from sglang_capture.service.problems import ProblemError
 from sglang_capture.service.settings import DEFAULT_SERVER
 from sglang_capture.spool import STATUS_STALE_SECONDS, SpoolStatus
@@ -34,13 +35,22 @@ class SpoolMonitor:
         self.directory = directory
         self.status: SpoolStatus | None = None
         self._news = asyncio.Condition()
+        self._buried = ""
 
     async def run(self) -> None:
         while True:
             self.refresh()
+            self._see_to_the_dead()
             async with self._news:
                 self._news.notify_all()
             await asyncio.sleep(_READ_SECONDS)
+
+    def _see_to_the_dead(self) -> None:
+        """A server that was killed leaves what it had under way: memory that only its next start would free."""
+        status = self.status
+        if status is not None and not status.alive and status.server_id != self._buried:
+            clear_after_death(self.directory)
+            self._buried = status.server_id
 
     def refresh(self) -> SpoolStatus | None:
         """Read the status now; a file of a few hundred bytes in memory needs no worker thread."""

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import torch
 
-from sglang_capture import spool
 from sglang_capture.catalog import CaptureRow, Catalog, DumpFacts, ShardRow, is_record_of, unpack_mask
 from sglang_capture.dump import DumpError
 from sglang_capture.service.datasets import Datasets
 from sglang_capture.service.problems import ProblemError
 from sglang_capture.service.spooled import read_spooled
 from sglang_capture.shards import Sample, SampleError, SpecMismatch, check_sample
+from sglang_capture.slabs import hand_back
 from sglang_capture.spec import CaptureSpec
 
 _log = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ class ShardPacking:
         files = {writer.shard_of(sample.sample_id) for sample in samples}
         recorded = [self._datasets.record(name, entry) for entry in writer.manifest.shards if entry.file in files]
         for sample in samples:
-            spool.remove(self._spool, sample.sample_id)
+            hand_back(self._spool, sample.sample_id)
         return recorded[-1]
 
 

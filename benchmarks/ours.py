@@ -1,12 +1,26 @@
-"""sglang-capture: a dump laid out once, its pages reserved, rows copied to their place, published by a link."""
+"""sglang-capture: the recorder, fed as the engine feeds it. A batch of prompts begins, its layers hand over rows one
+after the other, the dumps are checked and published; then whoever packs them hands their pages back, or removes them.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.common import HIDDEN_SIZE, LAYERS, Rows
-from sglang_capture.dump import DumpFile
+from sglang_capture import spool
+from sglang_capture.capture import CaptureRequest
+from sglang_capture.claim import claim_spool
+from sglang_capture.quota import Account
+from sglang_capture.recorder import Recorder
+from sglang_capture.slabs import hand_back
 from sglang_capture.spec import CaptureSpec
+
+BATCH = 8
+"""Prompts of one forward."""
 
 SPEC = CaptureSpec(
     layers=LAYERS,
@@ -20,11 +34,47 @@ SPEC = CaptureSpec(
 )
 
 
-def write(rows: Rows, directory: Path, number: int) -> Path:
-    dump = DumpFile(directory / f".part-{number}", f"ours-{number}", "request", SPEC, rows.input_ids)
-    for position, layer in enumerate(rows.layers):
-        dump.hidden_states[:, position].copy_(layer)
-    dump.last_hidden["last_hidden_state"].copy_(rows.last)
-    final = directory / f"ours-{number}.pt"
-    dump.publish(final)
-    return final
+class Captures:
+    """Fills :data:`BATCH` dumps with the same rows, over and over.
+
+    Args:
+        reuse: whether the pages of the last batch are those of the next.
+    """
+
+    def __init__(self, recorder: Recorder, rows: Rows, *, reuse: bool):
+        self._recorder = recorder
+        self._rows = rows
+        self._remove = hand_back if reuse else spool.remove
+        self.engine_seconds = 0.0
+        """Of the last batch, those in which the engine's thread was held up."""
+
+    def __call__(self, number: int) -> None:
+        names = [f"prompt-{number}-{index}" for index in range(BATCH)]
+        start = time.perf_counter()
+        self._fill(names)
+        self.engine_seconds = time.perf_counter() - start
+        while self._recorder.counts.published < (number + 1) * BATCH:
+            time.sleep(0.0001)
+        for name in names:
+            self._remove(self._recorder.directory, name)
+
+    def _fill(self, names: list[str]) -> None:
+        recorder, rows = self._recorder, self._rows
+        recorder.begin_forward()
+        captures = [recorder.begin(CaptureRequest(name, name, SPEC, rows.input_ids, lambda: None)) for name in names]
+        for key, state in zip((*LAYERS, "last_hidden_state"), (*rows.layers, rows.last), strict=True):
+            for capture in captures:
+                recorder.copy(capture, key, state, 0)
+        for capture in captures:
+            recorder.commit(capture, 0, len(rows.input_ids))
+
+
+@contextmanager
+def captures(directory: Path, rows: Rows, *, reuse: bool) -> Iterator[Captures]:
+    """A recorder on a spool of its own."""
+    place = directory / ("reused" if reuse else "fresh")
+    with (
+        contextlib.closing(claim_spool(place, "benchmark")),
+        contextlib.closing(Recorder(place, Account(1 << 40), rank="benchmark", device="cpu")) as recorder,
+    ):
+        yield Captures(recorder, rows, reuse=reuse)

@@ -6,7 +6,6 @@ says ENOSPC instead. Nobody may truncate such a file while somebody else has it 
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import fcntl
 import mmap
@@ -39,6 +38,7 @@ class MappedFile:
         weakref.finalize(self, os.close, self.descriptor)
         self.bytes = os.fstat(self.descriptor).st_size
         self._mapping: mmap.mmap | None = None
+        self._entered = 0
 
     @classmethod
     def create(cls, path: Path) -> MappedFile:
@@ -67,7 +67,7 @@ class MappedFile:
             self._mapping = mmap.mmap(self.descriptor, size)
         else:
             self._mapping.resize(size)
-        self._populate()
+        self._enter()
 
     def view(self, dtype: torch.dtype, count: int, offset: int) -> torch.Tensor:
         """``count`` elements at a byte offset, as a tensor that *is* these pages, and keeps them mapped."""
@@ -101,8 +101,10 @@ class MappedFile:
         """Take away its name; its pages go when nobody has it open or mapped any more."""
         self.path.unlink(missing_ok=True)
 
-    def _populate(self) -> None:
-        """Enter the pages into the page table here, so that whoever copies rows meets no faults: an advice."""
-        with contextlib.suppress(ValueError):  # an empty file
-            start = self.view(torch.uint8, self.bytes, 0).data_ptr()
-            _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(self.bytes), _POPULATE_WRITE)
+    def _enter(self) -> None:
+        """Enter the new pages into the page table here, so that whoever copies rows meets no faults: an advice."""
+        begin = min(self._entered, self.bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        self._entered = self.bytes
+        if begin < self.bytes:
+            start = self.view(torch.uint8, self.bytes - begin, begin).data_ptr()
+            _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(self.bytes - begin), _POPULATE_WRITE)

@@ -336,11 +336,10 @@ class Recorder(Filler):
         super()._keep_house()
 
 
-def _named_rows(dump: DumpFile, start: int, stop: int) -> Iterator[tuple[str, torch.Tensor]]:
-    for number, index in enumerate(dump.spec.layers):
-        yield f"index {index}", dump.hidden_states[start:stop, number]
+def _named_rows(dump: DumpFile, start: int, stop: int) -> Iterator[tuple[list[str], torch.Tensor]]:
+    yield [f"index {index}" for index in dump.spec.layers], dump.hidden_states[start:stop]
     for key, rows in dump.last_hidden.items():
-        yield key, rows[start:stop]
+        yield [key], rows[start:stop, None]
 
 
 def _refusal(faults: RowFaults, tokens: int) -> str:

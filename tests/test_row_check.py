@@ -20,7 +20,7 @@ def test_one_value_is_found_and_its_place_named(dtype, value):
     rows = torch.randn(50, 300).to(dtype)
     rows[17, 299] = value
     faults = RowFaults()
-    faults.look([("index 3", torch.ones(50, 300, dtype=dtype)), ("index 31", rows)], start=100)
+    faults.look([(["index 3", "index 31"], torch.stack([torch.ones(50, 300, dtype=dtype), rows], dim=1))], start=100)
     assert (faults.nonfinite, faults.zero, faults.first) == (1, 0, "index 31, position 117")
 
 
@@ -31,7 +31,7 @@ def test_large_values_and_rows_that_sum_to_zero_are_no_faults(dtype):
     rows[1, 0], rows[1, 1] = 1, -1
     rows[2, 5] = torch.finfo(dtype).tiny
     faults = RowFaults()
-    faults.look([("x", rows)])
+    faults.look([(["x"], rows[:, None])])
     assert (faults.nonfinite, faults.zero, faults.first) == (0, 0, "")
 
 
@@ -39,7 +39,7 @@ def test_a_token_counts_once_whatever_is_wrong_with_it():
     rows = torch.zeros(4, 8)
     rows[1, 2] = float("nan")
     faults = RowFaults()
-    faults.look([("x", rows), ("y", rows.clone())])
+    faults.look([(["x"], rows[:, None]), (["y"], rows[:, None].clone())])
     assert (faults.nonfinite, faults.zero) == (1, 3)
 
 

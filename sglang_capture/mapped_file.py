@@ -75,13 +75,13 @@ class MappedFile:
         return torch.frombuffer(self._mapping, dtype=dtype, count=count, offset=offset)
 
     def mine_alone(self) -> bool:
-        """Whether nobody, in this process or another, reads or maps it: only then may its content change.
+        """Whether nobody, in this process or another, reads, maps or keeps it: only then may its content change.
 
-        The kernel grants a lease for writing only to who has a file open alone, mappings included (``fcntl(2)``). No
+        A second name is somebody's way of keeping it. The kernel grants a lease for writing only to who has a file open alone, mappings included (``fcntl(2)``). No
         view of ours may live either; each holds the mapping.
         """
         mapping_and_argument = 2
-        if sys.getrefcount(self._mapping) > mapping_and_argument:
+        if sys.getrefcount(self._mapping) > mapping_and_argument or os.fstat(self.descriptor).st_nlink != 1:
             return False
         try:
             # Who opens the file in this very moment would have the kernel send us SIGIO, which ends a process.

@@ -105,6 +105,14 @@ def test_who_still_reads_a_dump_never_sees_another_ones_rows(spool, recorder):
     assert recorder.counts.reused == 1  # the file of a, which nobody reads any more
 
 
+def test_who_keeps_a_dump_under_another_name_keeps_its_rows(spool, recorder, shared_memory):
+    content = captured(recorder, "a", seed=1)
+    (shared_memory / "mine.pt").hardlink_to(spool / "a.pt")
+    hand_back(spool, "a")
+    captured(recorder, "b", seed=2)
+    assert_dump_holds(shared_memory / "mine.pt", content)
+
+
 def test_many_rounds_of_many_sizes_keep_every_row(spool, recorder):
     generator = torch.Generator().manual_seed(0)
     for number in range(60):

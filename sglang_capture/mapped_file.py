@@ -77,8 +77,8 @@ class MappedFile:
     def mine_alone(self) -> bool:
         """Whether nobody, in this process or another, reads, maps or keeps it: only then may its content change.
 
-        A second name is somebody's way of keeping it. The kernel grants a lease for writing only to who has a file open alone, mappings included (``fcntl(2)``). No
-        view of ours may live either; each holds the mapping.
+        A second name is somebody's way of keeping it. The kernel grants a lease for writing only to who has a file open
+        alone, mappings included (``fcntl(2)``). No view of ours may live either; each holds the mapping.
         """
         mapping_and_argument = 2
         if sys.getrefcount(self._mapping) > mapping_and_argument or os.fstat(self.descriptor).st_nlink != 1:

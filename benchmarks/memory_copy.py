@@ -17,3 +17,14 @@ def copier(rows: Rows) -> Callable[[int], None]:
             place.copy_(state)
 
     return copy
+
+
+def batch_copier(rows: Rows, prompts: int) -> Callable[[int], None]:
+    """To a place for each of several prompts, as their dumps have: no cache holds them all."""
+    copies = [copier(rows) for _ in range(prompts)]
+
+    def copy(number: int) -> None:
+        for each in copies:
+            each(number)
+
+    return copy

@@ -230,3 +230,16 @@ def test_a_shard_larger_than_the_free_space_is_refused_before_it_is_written(
         with pytest.raises(DatasetError, match=r"no room for a shard of [\d,]+ bytes .*No space left.*unchanged"):
             writer.write_shard(make_samples(SPEC, [30]))
     assert files(tmp_path) == {"manifest.json"}
+
+
+def test_a_shard_goes_to_the_disk_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: list[tuple[int, int]] = []
+    monkeypatch.setattr(writer_module, "_FLUSH", 1000)
+    monkeypatch.setattr(writer_module, "_BUFFER", 16)
+    monkeypatch.setattr(writer_module, "_start_flush", lambda _, begin, end: flushed.append((begin, end)))
+    make_dataset(tmp_path, SPEC, [30] * 5)
+    begins, ends = zip(*flushed, strict=True)
+    assert begins == (0, *ends[:-1]), "every byte once, in order"
+    assert all(end - begin >= 1000 for begin, end in flushed)
+    assert (tmp_path / "shard-000000.safetensors").stat().st_size - ends[-1] < 5000
+    check_dataset(tmp_path, deep=True)

@@ -17,3 +17,9 @@ def copier(rows: Rows) -> Callable[[int], None]:
             place.copy_(state)
 
     return copy
+
+
+def epoch(rows: Rows, samples: int) -> Callable[[], list[list[torch.Tensor]]]:
+    """Samples in memory, each in pages of its own."""
+    states = [[torch.stack(rows.layers, dim=1), rows.last.clone()] for _ in range(samples)]
+    return lambda: states

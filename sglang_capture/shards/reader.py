@@ -11,6 +11,7 @@ import bisect
 import itertools
 import json
 import mmap
+from collections.abc import Iterable
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +25,9 @@ from sglang_capture.spec import CaptureSpec
 
 _MAPPED_SHARDS: Final = 128
 """Shards mapped at once; each takes a file descriptor, and page tables for what was read of it."""
+
+_READ_AHEAD: Final = 128 << 10
+"""Bytes announced at a time: of more, kernels leave out what goes beyond the read-ahead of the disk."""
 
 _SAMPLE_KEYS: Final = ("input_ids", "loss_mask", "hidden_states")
 
@@ -85,6 +89,14 @@ class Shard:
         )
         return flat.view(end - begin, *place.row_shape)
 
+    def prefetch(self, pages: mmap.mmap, row: int, names: Iterable[str]) -> None:
+        """Have the kernel begin to read what the tensors ``names`` hold of sample ``row``."""
+        for name in names:
+            place = self.layout.tensors[name]
+            first, end = (place.begin + int(self.offsets[bound]) * place.row_bytes for bound in (row, row + 1))
+            for begin in range(first - first % mmap.PAGESIZE, end, _READ_AHEAD):
+                pages.madvise(mmap.MADV_WILLNEED, begin, min(_READ_AHEAD, end - begin))
+
 
 class CaptureDataset(Dataset[dict[str, Any]]):
     """A dataset of captures as a torch ``Dataset``; each sample keeps its own length.
@@ -145,6 +157,14 @@ class CaptureDataset(Dataset[dict[str, Any]]):
         """
         return self._sample(*self._by_id[sample_id])
 
+    def prefetch(self, index: int) -> None:
+        """Have the disk read a sample that will be asked for soon, without waiting for it.
+
+        :class:`~sglang_capture.shards.BlockShuffle` calls this by itself.
+        """
+        number, row = self._locate(index)
+        self._shards[number].prefetch(self._pages(number), row, self._names)
+
     def metadata(self, index: int) -> dict[str, Any]:
         """What was kept beside the sample when it was packed."""
         shard, row = self._locate(index)
@@ -166,6 +186,10 @@ class CaptureDataset(Dataset[dict[str, Any]]):
     def _page_cache(self) -> Any:
         return lru_cache(maxsize=_MAPPED_SHARDS)(lambda shard: self._shards[shard].open())
 
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return (*_SAMPLE_KEYS, *self.spec.last_hidden_keys)
+
     @cached_property
     def _by_id(self) -> dict[str, tuple[int, int]]:
         return {
@@ -186,8 +210,7 @@ class CaptureDataset(Dataset[dict[str, Any]]):
     def _sample(self, number: int, row: int) -> dict[str, Any]:
         shard, pages = self._shards[number], self._pages(number)
         begin, end = int(shard.offsets[row]), int(shard.offsets[row + 1])
-        names = (*_SAMPLE_KEYS, *self.spec.last_hidden_keys)
-        tensors = {name: shard.rows(pages, name, begin, end) for name in names}
+        tensors = {name: shard.rows(pages, name, begin, end) for name in self._names}
         return {"sample_id": shard.ids[row], **tensors}
 
 

@@ -1,0 +1,89 @@
+"""One epoch over the same samples, read as each format is read by its trainers: ``python -m benchmarks.read``.
+
+Every sample is copied into one buffer, the same for all, so that each byte is touched and nothing but reading differs.
+The files are in the page cache, or (``--cold``) dropped from it before each epoch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from benchmarks import memory_copy, read_ckpt, read_litdata, read_ours, read_safetensors, read_webdataset
+from benchmarks.common import Rows, make_rows
+from benchmarks.turns import in_turns, print_table
+
+Epoch = Iterable[list[torch.Tensor]]
+
+
+class Reader(Protocol):
+    """One rival: its files of the samples, and the ways of reading them, each to be called for every epoch.
+
+    An epoch gives for each sample the tensors that are to be copied: ``hidden_states`` and the last hidden state.
+    """
+
+    def __call__(self, rows: Rows, samples: int, directory: Path) -> dict[str, Callable[[], Epoch]]: ...
+
+
+READERS: list[Reader] = [
+    read_ours.ways,
+    read_ckpt.ways,
+    read_safetensors.ways,
+    read_webdataset.ways,
+    read_litdata.ways,
+]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7, help="timed epochs of each; the median counts")
+    parser.add_argument("--samples", type=int, default=12)
+    parser.add_argument("--tokens", type=int, default=512, help="rows of a sample")
+    parser.add_argument("--directory", type=Path, help="on the disk to read from; by default that of temporary files")
+    parser.add_argument("--cold", action="store_true", help="drop the files from the page cache before each epoch")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = make_rows(options.tokens)
+    size = rows.payload * options.samples
+    with tempfile.TemporaryDirectory(prefix="sglang-capture-bench-", dir=options.directory) as name:
+        directory = Path(name)
+        epochs: dict[str, Callable[[], Epoch]] = {"memory copy": memory_copy.epoch(rows, options.samples)}
+        for reader in READERS:
+            epochs.update(reader(rows, options.samples, directory))
+        target = torch.zeros(rows.payload, dtype=torch.uint8)
+        ways = {way: partial(_run, epoch, target, rows.payload) for way, epoch in epochs.items()}
+        os.sync()  # what is still to be written can be dropped by nobody
+        clean = partial(_drop, directory) if options.cold else lambda: None
+        costs = in_turns(ways, options.rounds, clean=clean)
+    print(f"{options.samples} samples of {options.tokens} tokens, {size / 1e6:.0f} MB\n")
+    print_table(costs, size, "memory copy")
+
+
+def _run(epoch: Callable[[], Epoch], target: torch.Tensor, expected: int) -> None:
+    for sample in epoch():
+        filled = 0
+        for tensor in sample:
+            size = tensor.nbytes
+            target[filled : filled + size].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+            filled += size
+        if filled != expected:
+            raise RuntimeError(f"a sample of {filled} bytes, expected {expected}")
+
+
+def _drop(directory: Path) -> None:
+    for path in directory.rglob("*"):
+        if path.is_file():
+            descriptor = os.open(path, os.O_RDONLY)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""sglang-capture: views of the mapped shards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch.utils.data import DataLoader
+
+from benchmarks.common import Rows
+from benchmarks.ours import SPEC
+from sglang_capture import BlockShuffle, CaptureDataset
+from sglang_capture.dump import Dump
+from sglang_capture.shards import DatasetWriter, Sample
+
+SHARDS = 2
+
+
+def ways(rows: Rows, samples: int, directory: Path) -> dict[str, Callable[[], Iterator[list[torch.Tensor]]]]:
+    path = directory / "ours"
+    states = {"hidden_states": torch.stack(rows.layers, dim=1), "last_hidden": {"last_hidden_state": rows.last}}
+    names = [f"sample-{number}" for number in range(samples)]
+    with DatasetWriter(path, SPEC) as writer:
+        for part in range(SHARDS):
+            dumps = [Dump(name, "request", SPEC, rows.input_ids, **states) for name in names[part::SHARDS]]
+            writer.write_shard([Sample(dump.capture_id, dump) for dump in dumps])
+    kept = CaptureDataset(path)
+    return {
+        "CaptureDataset, first epoch": lambda: _tensors(CaptureDataset(path)),
+        "CaptureDataset, later epochs": lambda: _tensors(kept),
+        "CaptureDataset, DataLoader, BlockShuffle": partial(_load, path, 0),
+        "CaptureDataset, DataLoader, BlockShuffle, 2 workers": partial(_load, path, 2),
+    }
+
+
+def _load(path: Path, workers: int) -> Iterator[list[torch.Tensor]]:
+    dataset = CaptureDataset(path)
+    return _tensors(DataLoader(dataset, batch_size=None, sampler=BlockShuffle(dataset), num_workers=workers))
+
+
+def _tensors(samples: CaptureDataset | DataLoader) -> Iterator[list[torch.Tensor]]:
+    return ([sample["hidden_states"], sample["last_hidden_state"]] for sample in samples)

@@ -1,0 +1,78 @@
+"""Another order in every epoch, in which what lies together on the disk is read together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+import torch
+from torch.utils.data import Sampler
+
+from sglang_capture.shards.reader import CaptureDataset
+
+Item = TypeVar("Item")
+
+
+class BlockShuffle(Sampler[int]):
+    """Shuffles a :class:`CaptureDataset` by blocks, and has the disk read ahead of the trainer.
+
+    The dataset is cut into blocks of neighbours. They come in random order, a few at a time, and the samples of these
+    few are mixed. So a dataset larger than the memory is read in a few places at once, and each page of it once an
+    epoch.
+
+    Every iteration is the next epoch; :meth:`set_epoch` says which one comes next. The order depends on the dataset,
+    the arguments and the epoch alone.
+
+    Args:
+        dataset: its own samples (those of its rank) are shuffled.
+        block_size: samples of a block.
+        mixed: blocks whose samples are mixed.
+        prefetch: samples that the disk is told of before they are asked for; 0 tells it nothing.
+        seed: of the order.
+
+    Raises:
+        ValueError: ``block_size`` or ``mixed`` is below 1, or ``prefetch`` below 0.
+    """
+
+    def __init__(
+        self, dataset: CaptureDataset, *, block_size: int = 16, mixed: int = 8, prefetch: int = 2, seed: int = 0
+    ) -> None:
+        if block_size < 1 or mixed < 1 or prefetch < 0:
+            raise ValueError(
+                f"block_size and mixed must be at least 1 and prefetch at least 0; found block_size {block_size}, "
+                f"mixed {mixed}, prefetch {prefetch}"
+            )
+        self._dataset = dataset
+        self._block_size, self._mixed, self._prefetch, self._seed = block_size, mixed, prefetch, seed
+        self._epoch = 0
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __iter__(self) -> Iterator[int]:
+        order = self._order()
+        self._epoch += 1
+        told = 0
+        for place, index in enumerate(order):
+            while self._prefetch and told < min(place + 1 + self._prefetch, len(order)):
+                self._dataset.prefetch(order[told])
+                told += 1
+            yield index
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next iteration is that of ``epoch``, for a run that goes on where another ended."""
+        self._epoch = epoch
+
+    def _order(self) -> list[int]:
+        generator = torch.Generator().manual_seed(self._seed + self._epoch)
+
+        def shuffled(items: Sequence[Item]) -> list[Item]:
+            return [items[number] for number in torch.randperm(len(items), generator=generator).tolist()]
+
+        samples = range(len(self))
+        begins = shuffled(range(0, len(samples), self._block_size))
+        order: list[int] = []
+        for first in range(0, len(begins), self._mixed):
+            mixed = begins[first : first + self._mixed]
+            order += shuffled([index for begin in mixed for index in samples[begin : begin + self._block_size]])
+        return order

@@ -20,6 +20,7 @@ from benchmarks import memory_copy, read_ckpt, read_litdata, read_ours, read_saf
 from benchmarks.common import Rows, make_rows
 from benchmarks.turns import in_turns, print_table
 
+WORK_SIZE = 700
 Epoch = Iterable[list[torch.Tensor]]
 
 
@@ -48,6 +49,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=512, help="rows of a sample")
     parser.add_argument("--directory", type=Path, help="on the disk to read from; by default that of temporary files")
     parser.add_argument("--cold", action="store_true", help="drop the files from the page cache before each epoch")
+    parser.add_argument("--work", type=int, default=0, help="products of matrices after each sample, as if one trained")
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows = make_rows(options.tokens)
@@ -58,7 +60,7 @@ def main() -> None:
         for reader in READERS:
             epochs.update(reader(rows, options.samples, directory))
         target = torch.zeros(rows.payload, dtype=torch.uint8)
-        ways = {way: partial(_run, epoch, target, rows.payload) for way, epoch in epochs.items()}
+        ways = {way: partial(_run, epoch, target, options.work) for way, epoch in epochs.items()}
         os.sync()  # what is still to be written can be dropped by nobody
         clean = partial(_drop, directory) if options.cold else lambda: None
         costs = in_turns(ways, options.rounds, clean=clean)
@@ -66,15 +68,18 @@ def main() -> None:
     print_table(costs, size, "memory copy")
 
 
-def _run(epoch: Callable[[], Epoch], target: torch.Tensor, expected: int) -> None:
+def _run(epoch: Callable[[], Epoch], target: torch.Tensor, work: int) -> None:
+    matrix = torch.ones(WORK_SIZE, WORK_SIZE)
     for sample in epoch():
         filled = 0
         for tensor in sample:
             size = tensor.nbytes
             target[filled : filled + size].view(tensor.dtype).view(tensor.shape).copy_(tensor)
             filled += size
-        if filled != expected:
-            raise RuntimeError(f"a sample of {filled} bytes, expected {expected}")
+        if filled != len(target):
+            raise RuntimeError(f"a sample of {filled} bytes, expected {len(target)}")
+        for _ in range(work):
+            matrix.mm(matrix)
 
 
 def _drop(directory: Path) -> None:

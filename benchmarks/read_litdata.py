@@ -25,6 +25,7 @@ def ways(rows: Rows, samples: int, directory: Path) -> dict[str, Callable[[], It
     place.mkdir()
     cache = Cache(str(place), chunk_bytes=CHUNK_BYTES)
     states = {"hidden_states": torch.stack(rows.layers, dim=1), "last_hidden_state": rows.last}
+    states = {name: state.view(torch.int16) for name, state in states.items()}  # it takes no bfloat16
     for number in range(samples):
         cache[number] = states
     cache.done()

@@ -30,14 +30,16 @@ def ways(rows: Rows, samples: int, directory: Path) -> dict[str, Callable[[], It
     return {
         "CaptureDataset, first epoch": lambda: _tensors(CaptureDataset(path)),
         "CaptureDataset, later epochs": lambda: _tensors(kept),
-        "CaptureDataset, DataLoader, BlockShuffle": partial(_load, path, 0),
-        "CaptureDataset, DataLoader, BlockShuffle, 2 workers": partial(_load, path, 2),
+        "CaptureDataset, BlockShuffle": partial(_load, path),
+        "CaptureDataset, BlockShuffle(prefetch=0)": partial(_load, path, prefetch=0),
+        "CaptureDataset, BlockShuffle, 2 workers": partial(_load, path, workers=2),
     }
 
 
-def _load(path: Path, workers: int) -> Iterator[list[torch.Tensor]]:
+def _load(path: Path, *, prefetch: int = 2, workers: int = 0) -> Iterator[list[torch.Tensor]]:
     dataset = CaptureDataset(path)
-    return _tensors(DataLoader(dataset, batch_size=None, sampler=BlockShuffle(dataset), num_workers=workers))
+    sampler = BlockShuffle(dataset, prefetch=prefetch)
+    return _tensors(DataLoader(dataset, batch_size=None, sampler=sampler, num_workers=workers))
 
 
 def _tensors(samples: CaptureDataset | DataLoader) -> Iterator[list[torch.Tensor]]:

@@ -1,8 +1,12 @@
-"""Shuffling by blocks: each sample once an epoch, near its neighbours, and announced before it is asked for."""
+"""Shuffling by blocks: each sample once an epoch, near its neighbours, and read before it is asked for."""
 
 from __future__ import annotations
 
 import mmap
+import re
+import threading
+from pathlib import Path
+from queue import Queue
 
 import pytest
 import torch
@@ -12,7 +16,6 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from sglang_capture import BlockShuffle, CaptureDataset
-from sglang_capture.shards import reader as reader_module
 
 SPEC = make_spec(last_hidden="both")
 
@@ -60,37 +63,54 @@ def test_every_epoch_has_another_order_and_a_run_can_go_on(dataset: CaptureDatas
     assert list(BlockShuffle(dataset, seed=1)) != first
 
 
-@pytest.mark.parametrize("depth", [0, 1, 3, 100])
-def test_samples_are_announced_before_they_are_asked_for(
+@pytest.mark.parametrize("depth", [1, 3, 100])
+def test_samples_are_read_before_they_are_asked_for(
     dataset: CaptureDataset, monkeypatch: pytest.MonkeyPatch, depth: int
 ) -> None:
-    told: list[int] = []
-    monkeypatch.setattr(dataset, "prefetch", told.append)
-    order = []
-    for index in BlockShuffle(dataset, prefetch=depth):
-        order.append(index)
-        assert len(told) == (min(len(order) + depth, len(dataset)) if depth else 0)
-    assert told == (order if depth else [])
+    read: Queue[int] = Queue()
+    monkeypatch.setattr(dataset, "prefetch", read.put)
+    epoch = iter(BlockShuffle(dataset, prefetch=depth))
+    first = next(epoch)
+    ahead: list[int] = []
+    while len(ahead) < min(depth, len(dataset) - 1):
+        if (index := read.get(timeout=60)) != first:  # that one is asked for at once
+            ahead.append(index)
+    assert read.empty()
+    assert [next(epoch) for _ in ahead] == ahead
 
 
-def test_what_is_announced_are_the_pages_of_the_sample(
-    dataset: CaptureDataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reader_module, "_READ_AHEAD", mmap.PAGESIZE)
-    asked: list[tuple[int, int, int]] = []
+@pytest.mark.parametrize("depth", [0, 2])
+def test_no_thread_is_left_of_an_epoch_that_is_left_in_the_middle(dataset: CaptureDataset, depth: int) -> None:
+    def threads() -> int:
+        return sum(thread.name.startswith("sglang-capture-prefetch") for thread in threading.enumerate())
 
-    class Pages:
-        def madvise(self, advice: int, begin: int, length: int) -> None:
-            asked.append((advice, begin, length))
+    epoch = iter(BlockShuffle(dataset, prefetch=depth))
+    next(epoch)
+    assert threads() == (1 if depth else 0)
+    epoch.close()  # type: ignore[attr-defined]  # it is a generator
+    assert threads() == 0
 
-    number, row = 1, 25
-    shard = reader_module.Shard(dataset.path, dataset.manifest.shards[number])
-    shard.prefetch(Pages(), row, ["hidden_states", "loss_mask"])  # type: ignore[arg-type]
-    announced = {page for _, begin, length in asked for page in range(begin, begin + length)}
-    for name in ("hidden_states", "loss_mask"):
-        place = shard.layout.tensors[name]
-        assert set(range(place.begin + 50 * place.row_bytes, place.begin + 52 * place.row_bytes)) <= announced
-    assert all(advice == mmap.MADV_WILLNEED and begin % mmap.PAGESIZE == 0 for advice, begin, _ in asked)
+
+def test_reading_ahead_maps_the_pages_of_the_sample(tmp_path: Path) -> None:
+    spec = make_spec(hidden_size=4096, dtype="float32")
+    make_dataset(tmp_path, spec, [40, 40])
+    found = CaptureDataset(tmp_path)
+    found[1]
+    assert resident(tmp_path) == 0
+    found.prefetch(1)
+    assert resident(tmp_path) >= 40 * spec.bytes_per_token - 8 * mmap.PAGESIZE
+
+
+def resident(path: Path) -> int:
+    """Bytes of the mapped files below ``path`` that are in this process."""
+    found = 0
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            inside = str(path) in line
+        elif inside and line.startswith("Rss:"):
+            found += int(line.split()[1]) * 1024
+    return found
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -104,7 +124,7 @@ def test_a_loader_takes_it_as_its_sampler(dataset: CaptureDataset, workers: int)
         assert torch.equal(sample["hidden_states"], dataset[index]["hidden_states"])
 
 
-def test_a_sample_that_is_none_cannot_be_announced(dataset: CaptureDataset) -> None:
+def test_a_sample_that_is_none_cannot_be_read_ahead(dataset: CaptureDataset) -> None:
     with pytest.raises(IndexError):
         dataset.prefetch(len(dataset))
 

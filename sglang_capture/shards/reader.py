@@ -11,7 +11,6 @@ import bisect
 import itertools
 import json
 import mmap
-from collections.abc import Iterable
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -25,9 +24,6 @@ from sglang_capture.spec import CaptureSpec
 
 _MAPPED_SHARDS: Final = 128
 """Shards mapped at once; each takes a file descriptor, and page tables for what was read of it."""
-
-_READ_AHEAD: Final = 128 << 10
-"""Bytes announced at a time: of more, kernels leave out what goes beyond the read-ahead of the disk."""
 
 _SAMPLE_KEYS: Final = ("input_ids", "loss_mask", "hidden_states")
 
@@ -88,14 +84,6 @@ class Shard:
             offset=place.begin + begin * place.row_bytes,
         )
         return flat.view(end - begin, *place.row_shape)
-
-    def prefetch(self, pages: mmap.mmap, row: int, names: Iterable[str]) -> None:
-        """Have the kernel begin to read what the tensors ``names`` hold of sample ``row``."""
-        for name in names:
-            place = self.layout.tensors[name]
-            first, end = (place.begin + int(self.offsets[bound]) * place.row_bytes for bound in (row, row + 1))
-            for begin in range(first - first % mmap.PAGESIZE, end, _READ_AHEAD):
-                pages.madvise(mmap.MADV_WILLNEED, begin, min(_READ_AHEAD, end - begin))
 
 
 class CaptureDataset(Dataset[dict[str, Any]]):
@@ -158,12 +146,14 @@ class CaptureDataset(Dataset[dict[str, Any]]):
         return self._sample(*self._by_id[sample_id])
 
     def prefetch(self, index: int) -> None:
-        """Have the disk read a sample that will be asked for soon, without waiting for it.
+        """Read a sample from the disk and map its pages, so that nobody waits for them later.
 
-        :class:`~sglang_capture.shards.BlockShuffle` calls this by itself.
+        It takes as long as the disk does, without holding up other threads: :class:`~sglang_capture.BlockShuffle`
+        calls it on one of its own.
         """
-        number, row = self._locate(index)
-        self._shards[number].prefetch(self._pages(number), row, self._names)
+        for value in self[index].values():
+            if isinstance(value, torch.Tensor):
+                value.view(torch.uint8).flatten()[:: mmap.PAGESIZE].sum()
 
     def metadata(self, index: int) -> dict[str, Any]:
         """What was kept beside the sample when it was packed."""
@@ -184,11 +174,8 @@ class CaptureDataset(Dataset[dict[str, Any]]):
         self._pages = self._page_cache()
 
     def _page_cache(self) -> Any:
-        return lru_cache(maxsize=_MAPPED_SHARDS)(lambda shard: self._shards[shard].open())
-
-    @property
-    def _names(self) -> tuple[str, ...]:
-        return (*_SAMPLE_KEYS, *self.spec.last_hidden_keys)
+        shards = self._shards  # not `self`: a cycle would keep the mappings until the garbage collector comes by
+        return lru_cache(maxsize=_MAPPED_SHARDS)(lambda number: shards[number].open())
 
     @cached_property
     def _by_id(self) -> dict[str, tuple[int, int]]:
@@ -210,7 +197,8 @@ class CaptureDataset(Dataset[dict[str, Any]]):
     def _sample(self, number: int, row: int) -> dict[str, Any]:
         shard, pages = self._shards[number], self._pages(number)
         begin, end = int(shard.offsets[row]), int(shard.offsets[row + 1])
-        tensors = {name: shard.rows(pages, name, begin, end) for name in self._names}
+        names = (*_SAMPLE_KEYS, *self.spec.last_hidden_keys)
+        tensors = {name: shard.rows(pages, name, begin, end) for name in names}
         return {"sample_id": shard.ids[row], **tensors}
 
 

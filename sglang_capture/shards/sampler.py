@@ -1,8 +1,10 @@
-"""Another order in every epoch, in which what lies together on the disk is read together."""
+"""Another order in every epoch, in which what lies together on the disk is read together, and ahead of the trainer."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 import torch
@@ -14,7 +16,7 @@ Item = TypeVar("Item")
 
 
 class BlockShuffle(Sampler[int]):
-    """Shuffles a :class:`CaptureDataset` by blocks, and has the disk read ahead of the trainer.
+    """Shuffles a :class:`CaptureDataset` by blocks, and reads ahead of the trainer on a thread.
 
     The dataset is cut into blocks of neighbours. They come in random order, a few at a time, and the samples of these
     few are mixed. So a dataset larger than the memory is read in a few places at once, and each page of it once an
@@ -27,7 +29,7 @@ class BlockShuffle(Sampler[int]):
         dataset: its own samples (those of its rank) are shuffled.
         block_size: samples of a block.
         mixed: blocks whose samples are mixed.
-        prefetch: samples that the disk is told of before they are asked for; 0 tells it nothing.
+        prefetch: samples that are read before they are asked for; with 0 there is no thread.
         seed: of the order.
 
     Raises:
@@ -52,12 +54,20 @@ class BlockShuffle(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         order = self._order()
         self._epoch += 1
-        told = 0
-        for place, index in enumerate(order):
-            while self._prefetch and told < min(place + 1 + self._prefetch, len(order)):
-                self._dataset.prefetch(order[told])
-                told += 1
-            yield index
+        if not self._prefetch:
+            yield from order
+            return
+        ahead = deque[Future[None]]()
+        with ThreadPoolExecutor(1, "sglang-capture-prefetch") as reader:
+            try:
+                for place, index in enumerate(order):
+                    for later in order[place + len(ahead) : place + 1 + self._prefetch]:
+                        ahead.append(reader.submit(self._dataset.prefetch, later))
+                    ahead.popleft().cancel()  # if it was not begun: who asks for the sample reads it now
+                    yield index
+            finally:  # an epoch may be left in the middle
+                for future in ahead:
+                    future.cancel()
 
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is that of ``epoch``, for a run that goes on where another ended."""

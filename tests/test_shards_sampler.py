@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from sglang_capture import BlockShuffle, CaptureDataset
+from sglang_capture.shards import DatasetError
 
 SPEC = make_spec(last_hidden="both")
 
@@ -70,13 +71,11 @@ def test_samples_are_read_before_they_are_asked_for(
     read: Queue[int] = Queue()
     monkeypatch.setattr(dataset, "prefetch", read.put)
     epoch = iter(BlockShuffle(dataset, prefetch=depth))
-    first = next(epoch)
-    ahead: list[int] = []
-    while len(ahead) < min(depth, len(dataset) - 1):
-        if (index := read.get(timeout=60)) != first:  # that one is asked for at once
-            ahead.append(index)
+    order = [next(epoch)]
+    ahead = [read.get(timeout=60) for _ in range(min(1 + depth, len(dataset)))]
     assert read.empty()
-    assert [next(epoch) for _ in ahead] == ahead
+    order += [next(epoch) for _ in ahead[1:]]
+    assert order == ahead
 
 
 @pytest.mark.parametrize("depth", [0, 2])
@@ -89,6 +88,15 @@ def test_no_thread_is_left_of_an_epoch_that_is_left_in_the_middle(dataset: Captu
     assert threads() == (1 if depth else 0)
     epoch.close()  # type: ignore[attr-defined]  # it is a generator
     assert threads() == 0
+
+
+def test_what_fails_ahead_is_told(dataset: CaptureDataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: int) -> None:
+        raise DatasetError("gone")
+
+    monkeypatch.setattr(dataset, "prefetch", fail)
+    with pytest.raises(DatasetError, match="gone"):
+        next(iter(BlockShuffle(dataset)))
 
 
 def test_reading_ahead_maps_the_pages_of_the_sample(tmp_path: Path) -> None:

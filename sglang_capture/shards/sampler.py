@@ -29,7 +29,8 @@ class BlockShuffle(Sampler[int]):
         dataset: its own samples (those of its rank) are shuffled.
         block_size: samples of a block.
         mixed: blocks whose samples are mixed.
-        prefetch: samples that are read before they are asked for; with 0 there is no thread.
+        prefetch: samples that are read before they are asked for; with 0 there is no thread. Give 0 to a ``DataLoader``
+            with workers, which read ahead themselves.
         seed: of the order.
 
     Raises:
@@ -63,7 +64,7 @@ class BlockShuffle(Sampler[int]):
                 for place, index in enumerate(order):
                     for later in order[place + len(ahead) : place + 1 + self._prefetch]:
                         ahead.append(reader.submit(self._dataset.prefetch, later))
-                    ahead.popleft().cancel()  # if it was not begun: who asks for the sample reads it now
+                    ahead.popleft().result()  # two that read one sample at once take longer than one
                     yield index
             finally:  # an epoch may be left in the middle
                 for future in ahead:

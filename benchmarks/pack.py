@@ -18,9 +18,9 @@ import torch
 import xxhash
 
 from benchmarks import direct_write, ours
-from benchmarks.common import make_rows, shared_memory_directory
+from benchmarks.common import Rows, make_rows, shared_memory_directory
 from benchmarks.turns import in_turns, print_table
-from sglang_capture.dump import load_dump
+from sglang_capture.dump import DumpFile, load_dump
 from sglang_capture.shards import DatasetWriter, Sample
 
 CHUNK = 256 << 10
@@ -37,7 +37,7 @@ def main() -> None:
     rows = make_rows(options.tokens)
     size = rows.payload * options.dumps
     with shared_memory_directory() as memory, _directory(options.directory) as disk:
-        dumps = [ours.write(rows, memory, number) for number in range(options.dumps)]
+        dumps = [_dump(rows, memory, f"capture-{number}") for number in range(options.dumps)]
         places = {"disk": disk / "out", "/dev/shm": memory / "out"}
 
         def clean() -> None:
@@ -49,6 +49,15 @@ def main() -> None:
         costs = in_turns(_ways(dumps, size, places), options.rounds, clean=clean)
     print(f"{options.dumps} dumps of {options.tokens} tokens, {size / 1e6:.0f} MB\n")
     print_table(costs, size, "memory copy")
+
+
+def _dump(rows: Rows, directory: Path, capture_id: str) -> Path:
+    dump = DumpFile(directory / f".part-{capture_id}", capture_id, "request", ours.SPEC, rows.input_ids)
+    torch.stack(rows.layers, dim=1, out=dump.hidden_states)
+    dump.last_hidden["last_hidden_state"].copy_(rows.last)
+    final = directory / f"{capture_id}.pt"
+    dump.publish(final)
+    return final
 
 
 def _ways(dumps: list[Path], size: int, places: dict[str, Path]) -> dict[str, Callable[[], object]]:

@@ -46,6 +46,8 @@ check: $(READY)  ## style, types, import rules
 
 bench: $(READY)  ## every rival beside ours, as ratios
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.run_all
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.pack
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.read
 
 $(READY): pyproject.toml constraints.txt
 	@echo "building .venv: the first time this takes 5 to 10 minutes, and 11 GiB with SGLang's CUDA libraries"

@@ -88,9 +88,7 @@ def _each(write: Writer, rows: Rows, directory: Path) -> Callable[[int], None]:
 
 def _print(ways: dict[str, Way]) -> None:
     copy, save = ways[COPY], ways[SAVE]
-    print(
-        "| way | GB/s | rate / memory copy | rate / torch.save | CPU time / memory copy | engine's thread / memory copy |"
-    )
+    print("| way | GB/s | rate / memory copy | rate / torch.save | CPU / memory copy | engine's thread / memory copy |")
     print("|---|---|---|---|---|---|")
     for name, way in ways.items():
         wall, cpu = way.nanoseconds("wall"), way.nanoseconds("cpu")

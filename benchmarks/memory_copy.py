@@ -28,3 +28,9 @@ def batch_copier(rows: Rows, prompts: int) -> Callable[[int], None]:
             each(number)
 
     return copy
+
+
+def epoch(rows: Rows, samples: int) -> Callable[[], list[list[torch.Tensor]]]:
+    """Samples in memory, each in pages of its own."""
+    states = [[torch.stack(rows.layers, dim=1), rows.last.clone()] for _ in range(samples)]
+    return lambda: states

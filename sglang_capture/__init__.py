@@ -15,14 +15,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sglang_capture.shards import CaptureDataset
+    from sglang_capture.shards import BlockShuffle, CaptureDataset
     from sglang_capture.spec import CaptureSpec
 
     __version__: str
 
-__all__ = ["CaptureDataset", "CaptureSpec", "__version__"]
+__all__ = ["BlockShuffle", "CaptureDataset", "CaptureSpec", "__version__"]
 
-_HOMES = {"CaptureDataset": "sglang_capture.shards", "CaptureSpec": "sglang_capture.spec"}
+_HOMES = {
+    "BlockShuffle": "sglang_capture.shards",
+    "CaptureDataset": "sglang_capture.shards",
+    "CaptureSpec": "sglang_capture.spec",
+}
 
 
 def __getattr__(name: str) -> Any:

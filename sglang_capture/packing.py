@@ -74,12 +74,11 @@ def pack_spool(
     with DatasetWriter(dataset, spec) as writer:
         there = CaptureDataset(dataset, rank=0, world_size=1)
         for batch in _batches(paths, most_bytes, summary):
-            new = [sample for sample in batch if _is_new(sample, writer, there, summary)]
-            if new:
-                summary.shards.append(writer.write_shard(new))
-            for sample in batch:
-                if remove and sample.sample_id not in summary.skipped:
-                    hand_back(directory, sample.sample_id)
+            _write(batch, writer, there, summary)
+            done = [sample.sample_id for sample in batch if sample.sample_id not in summary.skipped]
+            batch.clear()  # with the last references go the mappings, before the pages are another's
+            for sample_id in done if remove else ():
+                hand_back(directory, sample_id)
             progress(summary.samples + len(summary.already) + len(summary.skipped), len(paths))
     return summary
 
@@ -147,7 +146,14 @@ def _batches(paths: Sequence[Path], most_bytes: int, summary: PackSummary) -> It
         batch.append(Sample(path.name.removesuffix(spool.DUMP_SUFFIX), dump))
         size += payload
     if batch:
+        del dump  # who removes the dumps of a batch must be the last to hold them
         yield batch
+
+
+def _write(batch: list[Sample], writer: DatasetWriter, there: CaptureDataset, summary: PackSummary) -> None:
+    new = [sample for sample in batch if _is_new(sample, writer, there, summary)]
+    if new:
+        summary.shards.append(writer.write_shard(new))
 
 
 def _is_new(sample: Sample, writer: DatasetWriter, there: CaptureDataset, summary: PackSummary) -> bool:

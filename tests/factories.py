@@ -6,8 +6,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
+from sglang_capture import spool
 from sglang_capture.dump import Dump
 from sglang_capture.shards import DatasetWriter, Sample
 from sglang_capture.spec import CaptureSpec
@@ -75,3 +77,16 @@ def make_dataset(directory: Path, spec: CaptureSpec, *shards: Iterable[int]) -> 
             writer.write_shard(samples)
             everything += samples
     return everything
+
+
+def watch_removals(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
+    """For each capture that is removed from here on: was its dump still mapped into this process?"""
+    removed: dict[str, bool] = {}
+    remove = spool.remove
+
+    def look(directory: Path, capture_id: str) -> bool:
+        removed[capture_id] = f"/{capture_id}.pt" in Path("/proc/self/maps").read_text()
+        return remove(directory, capture_id)
+
+    monkeypatch.setattr(spool, "remove", look)
+    return removed

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import typer
-from factories import make_dump, make_spec, save_dump
+from factories import make_dump, make_spec, save_dump, watch_removals
 from typer.testing import CliRunner, Result
 
 from sglang_capture.claim import ServiceClaim
@@ -53,6 +53,15 @@ def test_a_spool_becomes_a_dataset_and_is_kept(spool: Path, tmp_path: Path) -> N
 def test_dumps_are_removed_once_they_are_packed(spool: Path, tmp_path: Path) -> None:
     pack_spool(spool, tmp_path / "ds", ids=["b"], remove=True)
     assert names(spool) == ["a", "c"]
+
+
+@pytest.mark.parametrize("of_a_shard", [1, 2, 10])
+def test_no_dump_is_mapped_any_more_when_it_is_removed(
+    spool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_a_shard: int
+) -> None:
+    removed = watch_removals(monkeypatch)
+    pack_spool(spool, tmp_path / "ds", remove=True, most_bytes=of_a_shard * 4 * SPEC.bytes_per_token)
+    assert removed == {"a": False, "b": False, "c": False}
 
 
 def test_a_shard_holds_no_more_than_asked_for(spool: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 from dataclasses import replace
 from pathlib import Path
@@ -124,6 +125,24 @@ def test_samples_outlive_the_mapping_of_their_shard(
     found = CaptureDataset(path)
     for sample, kept in zip(samples, list(found), strict=True):
         assert_same(kept, sample)
+
+
+def test_no_shard_is_mapped_any_more_once_nothing_of_a_dataset_is_left(dataset: tuple[Path, list[Sample]]) -> None:
+    path, _ = dataset
+
+    def mapped() -> bool:
+        return str(path) in Path("/proc/self/maps").read_text()
+
+    found = CaptureDataset(path)
+    kept = found[0]
+    gc.disable()
+    try:
+        del found
+        assert mapped()
+        del kept
+        assert not mapped()
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])

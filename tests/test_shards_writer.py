@@ -230,3 +230,31 @@ def test_a_shard_larger_than_the_free_space_is_refused_before_it_is_written(
         with pytest.raises(DatasetError, match=r"no room for a shard of [\d,]+ bytes .*No space left.*unchanged"):
             writer.write_shard(make_samples(SPEC, [30]))
     assert files(tmp_path) == {"manifest.json"}
+
+
+def test_a_shard_goes_to_the_disk_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: list[tuple[int, int]] = []
+    monkeypatch.setattr(writer_module, "_FLUSH", 1000)
+    monkeypatch.setattr(writer_module, "_BUFFER", 16)
+    monkeypatch.setattr(writer_module, "_start_flush", lambda _, begin, end: flushed.append((begin, end)))
+    make_dataset(tmp_path, SPEC, [30] * 5)
+    begins, ends = zip(*flushed, strict=True)
+    assert begins == (0, *ends[:-1]), "every byte once, in order"
+    assert all(end - begin >= 1000 for begin, end in flushed)
+    assert (tmp_path / "shard-000000.safetensors").stat().st_size - ends[-1] < 5000
+    check_dataset(tmp_path, deep=True)
+
+
+@pytest.mark.parametrize("sizes", [[10], [64], [200], [10, 54, 3, 0, 130], [63, 1, 64, 65], []])
+def test_pieces_end_where_the_file_has_a_multiple_of_the_chunk(
+    monkeypatch: pytest.MonkeyPatch, sizes: list[int]
+) -> None:
+    monkeypatch.setattr(writer_module, "_CHUNK", 64)
+    content = bytes(range(256)) * 2
+    ends = [sum(sizes[: number + 1]) for number in range(len(sizes))]
+    buffers = [memoryview(content)[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+    pieces = list(writer_module._chunks(buffers))
+    assert b"".join(pieces) == content[: sum(sizes)]
+    positions = [sum(map(len, pieces[: number + 1])) for number in range(len(pieces))]
+    assert all(position % 64 == 0 or position in ends for position in positions)
+    assert set(range(64, sum(sizes) + 1, 64)) <= set(positions)

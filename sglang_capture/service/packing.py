@@ -50,7 +50,12 @@ class ShardPacking:
         name = dataset or self._datasets.default_name(spec_digest)
         while rows := self._take(spec_digest, ids):
             if samples := self._load(rows):
-                return self._write(name, samples)
+                ids_written = [sample.sample_id for sample in samples]
+                recorded = self._write(name, samples)
+                samples.clear()  # with the last references go the mappings, before the pages are another's
+                for sample_id in ids_written:
+                    hand_back(self._spool, sample_id)
+                return recorded
         return None
 
     def _take(self, spec_digest: str, ids: Sequence[str] | None) -> list[CaptureRow]:
@@ -109,8 +114,6 @@ class ShardPacking:
         # Usually the shard just written. Others come back here when the catalog could not record them the first time.
         files = {writer.shard_of(sample.sample_id) for sample in samples}
         recorded = [self._datasets.record(name, entry) for entry in writer.manifest.shards if entry.file in files]
-        for sample in samples:
-            hand_back(self._spool, sample.sample_id)
         return recorded[-1]
 
 

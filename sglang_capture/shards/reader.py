@@ -145,6 +145,16 @@ class CaptureDataset(Dataset[dict[str, Any]]):
         """
         return self._sample(*self._by_id[sample_id])
 
+    def prefetch(self, index: int) -> None:
+        """Read a sample from the disk and map its pages, so that nobody waits for them later.
+
+        It takes as long as the disk does, without holding up other threads: :class:`~sglang_capture.BlockShuffle`
+        calls it on one of its own.
+        """
+        for value in self[index].values():
+            if isinstance(value, torch.Tensor):
+                value.view(torch.uint8).flatten()[:: mmap.PAGESIZE].sum()
+
     def metadata(self, index: int) -> dict[str, Any]:
         """What was kept beside the sample when it was packed."""
         shard, row = self._locate(index)
@@ -164,7 +174,8 @@ class CaptureDataset(Dataset[dict[str, Any]]):
         self._pages = self._page_cache()
 
     def _page_cache(self) -> Any:
-        return lru_cache(maxsize=_MAPPED_SHARDS)(lambda shard: self._shards[shard].open())
+        shards = self._shards  # not `self`: a cycle would keep the mappings until the garbage collector comes by
+        return lru_cache(maxsize=_MAPPED_SHARDS)(lambda number: shards[number].open())
 
     @cached_property
     def _by_id(self) -> dict[str, tuple[int, int]]:

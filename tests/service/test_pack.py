@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from factories import make_spec
+from factories import make_spec, watch_removals
 from sqlalchemy import create_engine, text
 
 from service.checks import problem, record, state, states
@@ -51,6 +51,15 @@ def test_packing_now_writes_a_dataset_and_frees_the_spool(
     for number, name in enumerate(ids):
         place = {"dump": None, "dataset": NAME, "shard": shard["file"], "sample": number}
         assert record(service, name)["place"] == place
+
+
+def test_no_dump_is_mapped_any_more_when_it_is_removed(
+    service: httpx.Client, spool_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spooled(service, spool_dir, "a", "b")
+    removed = watch_removals(monkeypatch)
+    service.post("/capture/shards").raise_for_status()
+    assert removed == {"a": False, "b": False}
 
 
 def test_loss_masks_and_metadata_go_into_the_shard(service: httpx.Client, tmp_path: Path) -> None:

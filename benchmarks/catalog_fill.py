@@ -6,6 +6,7 @@ own; only the rows of the shards are holes. A dump is one real one, copied with 
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Iterator
@@ -80,7 +81,7 @@ def fill_spool(spool: Path, dumps: int) -> None:
 
 @dataclass(frozen=True)
 class _States:
-    """Which capture is in which state: the newest are pending, those before them spooled, older ones packed or failed."""
+    """Which capture is in which state: the newest pending, those before them spooled, the rest packed or failed."""
 
     captures: int
     spooled: int
@@ -127,7 +128,7 @@ class _States:
 
 
 def _insert(connection: Connection, table: type[Any], rows: Iterator[dict[str, Any]]) -> None:
-    while batch := [row for row, _ in zip(rows, range(_ROWS_AN_INSERT), strict=False)]:
+    while batch := list(itertools.islice(rows, _ROWS_AN_INSERT)):
         connection.execute(insert(table.__table__), batch)
 
 

@@ -310,7 +310,8 @@ def _told_by(name: str) -> tuple[str, str] | None:
 def _all_names(directory: Path) -> list[str]:
     """The names of whatever is there; none where there is no directory."""
     try:
-        return os.listdir(directory)
+        with os.scandir(directory) as entries:
+            return [entry.name for entry in entries]
     except FileNotFoundError:
         return []
 

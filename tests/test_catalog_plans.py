@@ -1,4 +1,4 @@
-"""How the database finds what it is asked: by an index, so that a question costs the same at any size of the catalog."""
+"""How the database finds what it is asked: by an index, so a question costs the same at any size of the catalog."""
 
 from __future__ import annotations
 

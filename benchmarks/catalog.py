@@ -22,12 +22,13 @@ from typing import Any
 import httpx
 import torch
 
-from benchmarks.catalog_fill import DATASET, DUMP_SPEC, capture_id, fill, fill_spool
+from benchmarks.catalog_fill import DATASET, DUMP_SPEC, TOKENS, capture_id, fill, fill_spool
 from benchmarks.common import shared_memory_directory
 from benchmarks.ours import SPEC
 from sglang_capture.catalog import DumpFacts, origin
 from sglang_capture.service.app import create_app
 from sglang_capture.service.core import Service
+from sglang_capture.service.models import JobOptions
 from sglang_capture.service.settings import ServiceSettings
 from sglang_capture.shards import CaptureDataset, DatasetWriter
 from sglang_capture.shards.manifest import MANIFEST_NAME, read_manifest, write_manifest
@@ -85,9 +86,12 @@ def _client(service: Service) -> httpx.AsyncClient:
 
 
 async def _get(client: httpx.AsyncClient, path: str) -> None:
-    answer = await client.get(path)
+    _check(await client.get(path))
+
+
+def _check(answer: httpx.Response) -> None:
     if not answer.is_success:
-        raise RuntimeError(f"{path} was answered with {answer.status_code}: {answer.text}")
+        raise RuntimeError(f"{answer.url} was answered with {answer.status_code}: {answer.text}")
 
 
 def _paths(size: int) -> dict[str, str]:
@@ -123,11 +127,30 @@ async def _ask_in_turns(services: list[Service], rounds: int) -> Times:
                 await _get(client, path[name])
                 took.append(time.perf_counter() - start)
         times[name] = [statistics.median(took[1:]) * 1e3 for took in taken]
+    times["`POST /capture` of one that is there (a resumed `run`)"] = await _ask_again(services, clients, rounds)
     for name in _inner(services[0]):
         times[name] = [_milliseconds(_inner(service)[name], rounds) for service in services]
     for service in services:
         service.close()
     return times
+
+
+async def _ask_again(services: list[Service], clients: list[httpx.AsyncClient], rounds: int) -> list[float]:
+    """What it takes to be told that a capture of these very ids and this mask is there."""
+    body = {"capture_id": "again", "input_ids": list(range(TOKENS)), "loss_mask": [1] * TOKENS}
+    ask = services[0].reader.read(body, JobOptions())
+    taken: list[list[float]] = [[] for _ in services]
+    for service in services:
+        captures = service.catalog.captures
+        asked = {"request_digest": ask.digest, "sent": ask.sent, "loss_mask": ask.loss_mask}
+        captures.begin(ask.capture_id, spec=SPEC, metadata={}, **asked)
+        captures.record_dumps([DumpFacts(ask.capture_id, TOKENS, SPEC, ask.sent)])
+    for _ in range(rounds + 1):
+        for client, took in zip(clients, taken, strict=True):
+            start = time.perf_counter()
+            _check(await client.post("/capture", json=body))
+            took.append(time.perf_counter() - start)
+    return [statistics.median(took[1:]) * 1e3 for took in taken]
 
 
 def _inner(service: Service) -> dict[str, Callable[[int], object]]:
@@ -142,7 +165,9 @@ def _inner(service: Service) -> dict[str, Callable[[int], object]]:
 
     return {
         "what waits to be packed (4 times a second)": lambda _: captures.spooled_groups(),
-        "the captures of the next shard": lambda _: captures.spooled(SPEC.digest, limit=_SPOOLED, most_bytes=1 << 30),
+        "the captures of the next shard (of as many as wait)": lambda _: captures.spooled(
+            SPEC.digest, limit=_SPOOLED, most_bytes=1 << 30
+        ),
         "a capture is begun": begin,
         "its dump is recorded": lambda number: captures.record_dumps([DumpFacts(f"new-{number}", 8, SPEC, sent)]),
     }

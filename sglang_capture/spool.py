@@ -182,11 +182,21 @@ def failure_path(directory: Path, capture_id: str) -> Path:
 
 def id_of(path: Path) -> str | None:
     """The capture id of a dump's or a failure's file name, ``None`` for any other file."""
-    for suffix in (FAILED_SUFFIX, DUMP_SUFFIX):
-        if path.name.endswith(suffix):
-            name = path.name[: -len(suffix)]
-            return name if is_capture_id(name) else None
-    return None
+    found = _told_by(path.name)
+    return found[0] if found else None
+
+
+def ids(directory: Path) -> tuple[set[str], set[str]]:
+    """The captures that have a complete dump, and those that have a failure; without probes.
+
+    One look at the directory, and no more than its names: the service takes it every few seconds, whatever is there.
+    """
+    dumped: set[str] = set()
+    failed: set[str] = set()
+    for found in map(_told_by, _names(directory)):
+        if found and not is_probe(found[0]):
+            (dumped if found[1] == DUMP_SUFFIX else failed).add(found[0])
+    return dumped, failed
 
 
 def is_probe(capture_id: str) -> bool:
@@ -196,12 +206,12 @@ def is_probe(capture_id: str) -> bool:
 
 def dumps(directory: Path) -> Iterator[Path]:
     """The complete dumps, in no order; without probes."""
-    return (path for path in _entries(directory) if path.name.endswith(DUMP_SUFFIX) and _is_capture(path))
+    return (dump_path(directory, name) for name in ids(directory)[0])
 
 
 def failures(directory: Path) -> Iterator[Path]:
     """The ``.failed.json`` files, in no order; without probes."""
-    return (path for path in _entries(directory) if path.name.endswith(FAILED_SUFFIX) and _is_capture(path))
+    return (failure_path(directory, name) for name in ids(directory)[1])
 
 
 def read_failure(path: Path) -> Failure | None:
@@ -245,7 +255,7 @@ def remove(directory: Path, capture_id: str) -> bool:
 
 def clear_probes(directory: Path) -> None:
     """Remove the probes of whoever was killed while he looked, and what the server wrote of them afterwards."""
-    for path in directory.glob(f"{PROBE_PREFIX}*"):
+    for path in [directory / name for name in _all_names(directory) if name.startswith(PROBE_PREFIX)]:
         with contextlib.suppress(OSError):  # somebody else did, or somebody made a directory
             if time.time() - path.lstat().st_mtime > PROBE_SECONDS:
                 path.unlink()
@@ -291,16 +301,28 @@ def _checked(capture_id: str) -> str:
     return capture_id
 
 
-def _is_capture(path: Path) -> bool:
-    capture_id = id_of(path)
-    return capture_id is not None and not is_probe(capture_id)
+def _told_by(name: str) -> tuple[str, str] | None:
+    """The capture id and the suffix of a dump's or a failure's file name."""
+    for suffix in (FAILED_SUFFIX, DUMP_SUFFIX):
+        if name.endswith(suffix):
+            capture_id = name[: -len(suffix)]
+            return (capture_id, suffix) if is_capture_id(capture_id) else None
+    return None
 
 
-def _entries(directory: Path) -> Iterator[Path]:
+def _all_names(directory: Path) -> list[str]:
+    """The names of whatever is there; none where there is no directory."""
+    try:
+        with os.scandir(directory) as entries:
+            return [entry.name for entry in entries]
+    except FileNotFoundError:
+        return []
+
+
+def _names(directory: Path) -> list[str]:
     """The names of regular files: to open a pipe or a device may take for ever."""
     with os.scandir(directory) as entries:
-        names = [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
-    return (directory / name for name in names)
+        return [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
 
 
 def _read_status_file(path: Path) -> SpoolStatus | None:

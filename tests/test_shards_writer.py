@@ -24,6 +24,7 @@ from sglang_capture.shards import (
     check_dataset,
     read_manifest,
 )
+from sglang_capture.shards import manifest as manifest_module
 from sglang_capture.shards import writer as writer_module
 
 SPEC = make_spec()
@@ -74,6 +75,22 @@ def test_the_manifest_names_each_lineage_of_its_prompts_once(tmp_path: Path) -> 
     manifest = read_manifest(tmp_path)
     assert [list(shard.prompt_lineages) for shard in manifest.shards] == [[old], [new, old]]
     assert json.loads((tmp_path / "manifest.json").read_text())["prompt_lineages"] == [old, new]
+
+
+def test_a_lineage_is_looked_at_with_its_own_shard_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The manifest is written with each shard: what was found out of earlier ones is not found out again."""
+    samples = [replace(one, metadata={"prompt_lineage": {"template": "a"}}) for one in make_samples(SPEC, [2] * 6)]
+    looks: list[object] = []
+    key = manifest_module._key
+    monkeypatch.setattr(manifest_module, "_key", lambda lineage: looks.append(lineage) or key(lineage))
+    with DatasetWriter(tmp_path, SPEC) as writer:
+        taken = []
+        for sample in samples:
+            looks.clear()
+            writer.write_shard([sample])
+            taken.append(len(looks))
+    assert taken == [taken[0]] * 6
+    assert read_manifest(tmp_path).prompt_lineages == ({"template": "a"},)
 
 
 def test_mapped_dumps_from_a_spool_are_packed(tmp_path: Path) -> None:

@@ -84,3 +84,18 @@ def test_only_regular_files_are_dumps(tmp_path):
     (tmp_path / "loop.pt").symlink_to(tmp_path / "loop.pt")
     (tmp_path / "a.pt").touch()
     assert [path.name for path in spool.dumps(tmp_path)] == ["a.pt"]
+
+
+def test_one_look_tells_dumps_and_failures_apart_from_everything_else(tmp_path, monkeypatch):
+    names = ["a.pt", "b.failed.json", "c.pt", "c.failed.json", "sp ace.pt", ".part-x.pt", "status.json", "notes.txt"]
+    for name in [*names, f"{spool.PROBE_PREFIX}1.pt"]:
+        (tmp_path / name).touch()
+    os.mkfifo(tmp_path / "pipe.pt")
+    looks, look = [], os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: looks.append(path) or look(path))
+    assert spool.ids(tmp_path) == ({"a", "c"}, {"b", "c"})
+    assert looks == [tmp_path]
+
+
+def test_where_there_is_no_spool_no_probe_is_to_be_cleared(tmp_path):
+    spool.clear_probes(tmp_path / "gone")

@@ -7,11 +7,12 @@ dump stands, whoever asked for it. If that is not who the record is of, it becom
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sqlalchemy import func, select
+from sqlalchemy import exists, func, literal_column, select
 from sqlalchemy.orm import Session, joinedload, undefer
 
 from sglang_capture.catalog import origin
@@ -114,7 +115,7 @@ class Captures:
                 func.sum(CaptureRow.size),
                 func.min(CaptureRow.updated),
             )
-            .where(CaptureRow.state == "spooled")
+            .where(_IS_SPOOLED)
             .group_by(CaptureRow.spec_digest)
         )
         with self._database.read() as session:
@@ -125,31 +126,30 @@ class Captures:
 
     def spooled_specs(self, ids: Iterable[str] | None = None) -> dict[str, CaptureSpec]:
         """The specs that spooled captures (of ``ids``) have, by digest."""
-        query = (
-            select(SpecRow.digest, SpecRow.spec)
-            .join(CaptureRow, CaptureRow.spec_digest == SpecRow.digest)
-            .where(CaptureRow.state == "spooled")
-            .distinct()
-        )
-        queries = [query] if ids is None else [query.where(CaptureRow.id.in_(some)) for some in chunks(ids)]
-        with self._database.read() as session:
-            found = {digest: text for one in queries for digest, text in session.execute(one)}
-        return {digest: CaptureSpec.from_json(text) for digest, text in sorted(found.items())}
-
-    def spooled(self, spec_digest: str, *, limit: int, ids: Iterable[str] | None = None) -> list[CaptureRow]:
-        """Spooled captures of one spec with their loss masks, in the order in which they became known."""
-        query = (
-            select(CaptureRow)
-            .where(CaptureRow.state == "spooled", CaptureRow.spec_digest == spec_digest)
-            .order_by(CaptureRow.seq)
-            .limit(limit)
-            .options(undefer(CaptureRow.loss_mask))
-        )
         with self._database.read() as session:
             if ids is None:
-                return list(session.scalars(query))
-            rows = [row for some in chunks(ids) for row in session.scalars(query.where(CaptureRow.id.in_(some)))]
-            return sorted(rows, key=lambda row: row.seq)[:limit]
+                waits = exists().where(_IS_SPOOLED, CaptureRow.spec_digest == SpecRow.digest)
+                specs = session.scalars(select(SpecRow).where(waits)).all()
+            else:
+                digests = {digest for digest, _, _ in _spooled_of(session, ids)}
+                specs = session.scalars(select(SpecRow).where(SpecRow.digest.in_(digests))).all()
+        return {row.digest: CaptureSpec.from_json(row.spec) for row in sorted(specs, key=lambda row: row.digest)}
+
+    def spooled(
+        self, spec_digest: str, *, limit: int, most_bytes: int | None = None, ids: Iterable[str] | None = None
+    ) -> list[CaptureRow]:
+        """Spooled captures of one spec with their loss masks, in the order in which they became known.
+
+        Args:
+            most_bytes: of their payloads together; the first one comes however large it is.
+        """
+        with self._database.read() as session:
+            waiting = _waiting(session, spec_digest, limit, ids)
+            sizes = itertools.accumulate(size for _, size in waiting)
+            fits = (not taken or most_bytes is None or size <= most_bytes for taken, size in enumerate(sizes))
+            seqs = [seq for (seq, _), fit in zip(waiting, fits, strict=True) if fit]
+            query = select(CaptureRow).order_by(CaptureRow.seq).options(undefer(CaptureRow.loss_mask))
+            return [row for some in chunks(seqs) for row in session.scalars(query.where(CaptureRow.seq.in_(some)))]
 
     def begin(
         self,
@@ -232,6 +232,34 @@ class Captures:
 
 
 _WITH_CONTEXT = (joinedload(CaptureRow.spec), joinedload(CaptureRow.shard))
+
+_IS_SPOOLED = CaptureRow.state == literal_column("'spooled'")
+"""Spelt out: SQLite uses a partial index only for a condition that is its own, which no parameter is."""
+
+
+def _waiting(session: Session, spec_digest: str, limit: int, ids: Iterable[str] | None) -> list[tuple[int, int]]:
+    """``seq`` and size of the first spooled captures of a spec, the oldest first."""
+    if ids is not None:
+        return sorted((seq, size) for digest, seq, size in _spooled_of(session, ids) if digest == spec_digest)[:limit]
+    query = (
+        select(CaptureRow.seq, CaptureRow.size)
+        .where(_IS_SPOOLED, CaptureRow.spec_digest == spec_digest)
+        .order_by(CaptureRow.seq)
+        .limit(limit)
+    )
+    return [(seq, size or 0) for seq, size in session.execute(query)]
+
+
+def _spooled_of(session: Session, ids: Iterable[str]) -> Iterator[tuple[str, int, int]]:
+    """Spec, ``seq`` and size of those of ``ids`` that are spooled.
+
+    The state is looked at here: asked for both, SQLite goes through all that is spooled for every few ids.
+    """
+    for some in chunks(ids):
+        query = select(CaptureRow.spec_digest, CaptureRow.seq, CaptureRow.size, CaptureRow.state)
+        for digest, seq, size, state in session.execute(query.where(CaptureRow.id.in_(some))):
+            if state == "spooled":
+                yield digest or "", seq, size or 0
 
 
 def is_record_of(row: CaptureRow, dump: DumpFacts) -> bool:

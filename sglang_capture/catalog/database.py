@@ -64,6 +64,9 @@ class Database:
 
     def _create(self) -> None:
         Base.metadata.create_all(self._engine)
+        for table in Base.metadata.sorted_tables:  # a table that was there may lack a newer index
+            for index in table.indexes:
+                index.create(self._engine, checkfirst=True)
         with self.write() as session:
             version = session.scalar(select(FormatRow.version))
             if version is None:

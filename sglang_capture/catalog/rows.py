@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -14,8 +14,10 @@ from sglang_capture.spec import CaptureSpec
 
 _IDS_A_QUERY = 500
 
+_Key = TypeVar("_Key")
 
-def chunks(ids: Iterable[str]) -> Iterator[list[str]]:
+
+def chunks(ids: Iterable[_Key]) -> Iterator[list[_Key]]:
     """``ids`` in lists short enough for the parameter limit of every database."""
     listed = list(ids)
     return (listed[start : start + _IDS_A_QUERY] for start in range(0, len(listed), _IDS_A_QUERY))

@@ -39,7 +39,7 @@ class Shards:
         A sample that no record is of (the catalog was lost) gets one. One that is packed already stays where it is.
         """
         with self._database.write() as session:
-            shard = session.scalar(_named(dataset, [name]))
+            shard = session.scalar(_named(dataset, name))
             if shard is None:
                 shard = ShardRow(
                     dataset=dataset,
@@ -85,17 +85,25 @@ class Shards:
             return session.scalars(query).all()
 
     def lose(self, dataset: str, names: Iterable[str]) -> list[str]:
-        """Record that shards are gone from their dataset; their captures, now failed, are returned."""
+        """Record that shards are gone from their dataset; their captures, now failed, are returned.
+
+        Each shard has a transaction of its own: a dataset that was removed may be a million captures. Who dies on the
+        way finds the others gone at the next start.
+        """
+        return [capture_id for name in names for capture_id in self._lose(dataset, name)]
+
+    def _lose(self, dataset: str, name: str) -> list[str]:
         lost = []
         with self._database.write() as session:
-            for shard in session.scalars(_named(dataset, list(names))).all():
-                for row in session.scalars(select(CaptureRow).where(CaptureRow.shard_seq == shard.seq)).all():
-                    fail(row, "vanished", f"its shard {shard.name} is no longer in the dataset {dataset}", True)
-                    lost.append(row.id)
-                session.flush()
-                session.delete(shard)
+            if (shard := session.scalar(_named(dataset, name))) is None:
+                return []
+            for row in session.scalars(select(CaptureRow).where(CaptureRow.shard_seq == shard.seq)).all():
+                fail(row, "vanished", f"its shard {shard.name} is no longer in the dataset {dataset}", True)
+                lost.append(row.id)
+            session.flush()
+            session.delete(shard)
         return lost
 
 
-def _named(dataset: str, names: list[str]) -> Select[ShardRow]:
-    return select(ShardRow).where(ShardRow.dataset == dataset, ShardRow.name.in_(names))
+def _named(dataset: str, name: str) -> Select[ShardRow]:
+    return select(ShardRow).where(ShardRow.dataset == dataset, ShardRow.name == name)

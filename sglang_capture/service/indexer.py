@@ -117,7 +117,8 @@ class Indexer:
     async def scan(self) -> None:
         """Look the whole spool over: what is new, and which dumps are gone without having been packed."""
         fresh, vanished = await run_in_threadpool(self._compare)
-        await self.index(fresh)
+        for start in range(0, len(fresh), _BATCH):  # what is asked for meanwhile need not wait for all of them
+            await self.index(fresh[start : start + _BATCH])
         if vanished:
             reason = "its dump vanished from the spool before it was packed"
             lost = await run_in_threadpool(self._catalog.captures.lose, vanished, "vanished", reason)
@@ -163,23 +164,28 @@ class Indexer:
             spool.clear_probes(self.directory)
         # The catalog is asked after the directory: what is published in between has its file by then.
         spooled = self._catalog.captures.spooled_ids()
-        vanished = [name for name in spooled - dumps.keys() if not spool.dump_path(self.directory, name).exists()]
-        states = self._catalog.captures.states({*dumps, *failures} - spooled)
-        fresh = [name for name, path in dumps.items() if name not in spooled and self._bad.get(name) != _mtime(path)]
-        fresh += [name for name in failures if states.get(name) in (None, "pending")]
-        for name, path in failures.items():
+        vanished = [name for name in spooled - dumps if not spool.dump_path(self.directory, name).exists()]
+        states = self._catalog.captures.states(failures - spooled)
+        fresh = [name for name in dumps - spooled if not self._is_bad(name)]
+        fresh += [name for name in failures - spooled if states.get(name) in (None, "pending")]
+        for name in failures:
+            path = spool.failure_path(self.directory, name)
             if states.get(name) == "failed" and time.time() - _mtime(path) / 1e9 > _FAILURE_FILE_SECONDS:
                 path.unlink(missing_ok=True)
         return fresh, vanished
 
-    def _list(self) -> tuple[dict[str, Path], dict[str, Path]]:
-        """The dumps and the failures by id; none where there is no spool."""
+    def _is_bad(self, name: str) -> bool:
+        """Whether a dump could not be read before, and is the same still."""
+        return name in self._bad and self._bad[name] == _mtime(spool.dump_path(self.directory, name))
+
+    def _list(self) -> tuple[set[str], set[str]]:
+        """The ids of the dumps and of the failures; none where there is no spool."""
         if not self._trusted():
-            return {}, {}
+            return set(), set()
         try:
-            return _ids(spool.dumps(self.directory)), _ids(spool.failures(self.directory))
+            return spool.ids(self.directory)
         except FileNotFoundError:
-            return {}, {}
+            return set(), set()
 
     def _index(self, ids: list[str]) -> list[str]:
         """Read and record; returns the ids that something was recorded of."""
@@ -229,10 +235,6 @@ def _published(changes: Iterable[tuple[Change, str]]) -> set[str]:
     """The captures that file-system events tell of."""
     names = (spool.id_of(Path(path)) for change, path in changes if change is not Change.deleted)
     return {name for name in names if name and not spool.is_probe(name)}
-
-
-def _ids(paths: Iterable[Path]) -> dict[str, Path]:
-    return {name: path for path in paths if (name := spool.id_of(path))}
 
 
 def _mtime(path: Path) -> int:

@@ -59,14 +59,9 @@ class ShardPacking:
         return None
 
     def _take(self, spec_digest: str, ids: Sequence[str] | None) -> list[CaptureRow]:
-        taken: list[CaptureRow] = []
-        size = 0
-        for row in self._catalog.captures.spooled(spec_digest, limit=self._most_samples, ids=ids):
-            size += row.size or 0
-            if taken and size > self._most_bytes:
-                break
-            taken.append(row)
-        return taken
+        return self._catalog.captures.spooled(
+            spec_digest, limit=self._most_samples, most_bytes=self._most_bytes, ids=ids
+        )
 
     def _load(self, rows: Sequence[CaptureRow]) -> list[Sample]:
         """The samples of ``rows``, mapped and checked; what cannot be a sample is recorded as failed.

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterable
 from datetime import datetime, timezone
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal
 from uuid import uuid4
@@ -58,6 +60,11 @@ class ShardEntry(BaseModel):
         default=(), description="the different `prompt_lineage` of its samples: what made their ids and masks"
     )
 
+    @cached_property
+    def lineages_by_key(self) -> dict[str, dict[str, Any]]:
+        """Made once for each shard: a manifest is written with each new one, and may name tens of thousands."""
+        return {_key(lineage): lineage for lineage in self.prompt_lineages}
+
 
 class Manifest(BaseModel):
     """The content of ``manifest.json``; the totals are computed from the shards, so they cannot disagree with them."""
@@ -91,7 +98,10 @@ class Manifest(BaseModel):
     @property
     def prompt_lineages(self) -> tuple[dict[str, Any], ...]:
         """The different ones of all shards: more than one tell of a template that changed on the way."""
-        return distinct(lineage for shard in self.shards for lineage in shard.prompt_lineages)
+        found: dict[str, dict[str, Any]] = {}
+        for shard in self.shards:
+            found.update(shard.lineages_by_key)
+        return tuple(found.values())
 
     @classmethod
     def new(cls, spec: CaptureSpec) -> Manifest:
@@ -155,7 +165,11 @@ def write_manifest(dataset: Path, manifest: Manifest) -> None:
 
 def distinct(lineages: Iterable[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
     """Each lineage once, in the order of their first appearance."""
-    return tuple({json.dumps(lineage, sort_keys=True): lineage for lineage in lineages}.values())
+    return tuple({_key(lineage): lineage for lineage in lineages}.values())
+
+
+def _key(lineage: dict[str, Any]) -> str:
+    return sys.intern(json.dumps(lineage, sort_keys=True))
 
 
 def sync_directory(directory: Path) -> None:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
+from concurrent.futures import Future
 from pathlib import Path
 
 import httpx
+import pytest
 from factories import make_spec
 
 from service.checks import problem, record, state, states
 from service.running import serving, until
 from service.standin import StandInServer, put_dump, put_failure
 from sglang_capture import spool
+from sglang_capture.service import indexer as indexing
+from sglang_capture.service.core import Service
+from sglang_capture.service.settings import ServiceSettings
 
 
 def test_a_thousand_dumps_are_indexed_at_the_start(tmp_path: Path, spool_dir: Path) -> None:
@@ -156,3 +162,36 @@ def test_old_failures_are_cleared_once_the_catalog_has_them(
         until(lambda: not spool.failure_path(spool_dir, "old").exists(), "the clearing")
         assert spool.failure_path(spool_dir, "new").exists()
         assert states(client) == {"old": "failed", "new": "failed"}
+
+
+def test_who_asks_during_a_long_scan_waits_for_a_batch_and_not_for_all(
+    tmp_path: Path, spool_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(200):
+        put_dump(spool_dir, f"old-{number}")
+    monkeypatch.setattr(indexing, "_BATCH", 10)
+    batches: list[list[str]] = []
+    index = indexing.Indexer._index
+
+    async def scan() -> None:
+        loop = asyncio.get_running_loop()
+        service = Service(ServiceSettings(dir=spool_dir, data=tmp_path / "data"))
+
+        def observed(indexer: indexing.Indexer, ids: list[str]) -> list[str]:
+            batches.append(ids)
+            if len(batches) == 1:
+                put_dump(spool_dir, "new")
+                asked.append(asyncio.run_coroutine_threadsafe(indexer.index(["new"]), loop))
+            return index(indexer, ids)
+
+        asked: list[Future[None]] = []
+        monkeypatch.setattr(indexing.Indexer, "_index", observed)
+        await service.indexer.scan()
+        await asyncio.wrap_future(asked[0])
+        service.close()
+
+    asyncio.run(scan())
+    place = next(number for number, ids in enumerate(batches) if "new" in ids)
+    assert place <= 2
+    assert len(batches) >= 20
+    assert all(len(ids) <= 10 for ids in batches)

@@ -33,11 +33,6 @@ class Background:
                 start_new_session=True,
             )
 
-    @property
-    def pid(self) -> int:
-        """Of the process; also the name of its group."""
-        return self._process.pid
-
     def __enter__(self) -> Background:
         return self
 

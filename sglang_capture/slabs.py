@@ -4,7 +4,9 @@ Fresh pages of shared memory cost several times what copying into them does: the
 a page table. So the plugin keeps the mappings of the dumps it has published, and who has packed a dump hands it back
 (:func:`hand_back`): it moves the file to ``<spool>/.free/`` instead of removing it. The next capture of about that size
 is laid out in the same file. Before that the kernel is asked whether anybody still reads it
-(:meth:`~sglang_capture.mapped_file.MappedFile.mine_alone`), so no reader ever sees rows change.
+(:meth:`~sglang_capture.mapped_file.MappedFile.mine_alone`), so nobody who opened or mapped a dump sees rows change.
+What no check can see is pages on their way: who sends a dump by ``sendfile`` or ``splice`` must have it arrive before
+the dump is packed, or read it.
 
 Who just removes a dump frees its memory, as ever. Files that wait here are given up when room is short, and after a
 minute without use: memory that nobody needs is not ours.
@@ -84,9 +86,10 @@ class SlabPool:
         """A dump was published as ``final``: its pages may come back."""
         with self._lock:
             if file.bytes >= SMALLEST and len(self._kept) < MOST_KEPT:
-                self._free.mkdir(mode=0o700, exist_ok=True)
                 file.path = final
                 self._kept[final.name] = file
+                with contextlib.suppress(OSError):  # then nothing comes back
+                    self._free.mkdir(mode=0o700, exist_ok=True)
 
     def take(self, part: Path, size: int) -> MappedFile | None:
         """A file of about ``size`` bytes, now called ``part``, also in the account; ``None`` if there is none.
@@ -101,8 +104,9 @@ class SlabPool:
                 file = idle.file
                 if file.mine_alone() and self._account.exchange(file.path, part, max(size, file.bytes)):
                     self._idle.remove(idle)
-                    file.move(part)
-                    return file
+                    with contextlib.suppress(OSError):  # somebody has just removed it
+                        file.move(part)
+                        return file
         return None
 
     def give_up(self, size: int) -> None:
@@ -137,7 +141,7 @@ class SlabPool:
         """Take what was handed back; the oldest is the first in the list."""
         for path in self._handed_back():
             file = self._kept.get(path.name)
-            with contextlib.suppress(FileNotFoundError):  # another rank took it for a stray
+            with contextlib.suppress(OSError):  # another rank took it for a stray
                 if file is not None and os.path.samestat(path.lstat(), os.fstat(file.descriptor)):
                     del self._kept[path.name]
                     self._number += 1
@@ -149,7 +153,7 @@ class SlabPool:
     def _handed_back(self) -> list[Path]:
         try:
             return list(self._free.iterdir())
-        except FileNotFoundError:  # none was kept yet, or the spool was moved away
+        except OSError:  # none was kept yet, the spool was moved away, or there is something else
             return []
 
     def _too_many(self) -> bool:
@@ -165,9 +169,12 @@ class SlabPool:
         for name, file in list(self._kept.items()):
             if os.fstat(file.descriptor).st_nlink == 0:
                 del self._kept[name]
+        for idle in list(self._idle):
+            if os.fstat(idle.file.descriptor).st_nlink == 0:
+                self._remove(idle)
 
     def _remove_strays(self) -> None:
         for path in self._handed_back():
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):
                 if not 0 <= time.time() - path.lstat().st_ctime < STRAY_SECONDS:
                     path.unlink()

@@ -135,6 +135,28 @@ def test_a_dump_that_is_just_removed_is_gone_with_its_memory(spool, recorder):
     assert (recorder.account.used, recorder.slabs._kept) == (0, {})
 
 
+def test_somebody_who_removes_what_waits_for_use_costs_no_capture(spool, recorder):
+    captured(recorder, "a")
+    hand_back(spool, "a")
+    recorder.slabs.tidy()
+    (idle,) = spool.glob(".part-*-idle-*")
+    idle.unlink()
+    content = captured(recorder, "b", seed=2)
+    assert_dump_holds(spool / "b.pt", content)
+    recorder.slabs.tidy()
+    assert recorder.account.used == held(spool)
+
+
+def test_something_else_in_the_place_of_what_is_handed_back_costs_no_capture(spool, recorder):
+    (spool / ".free").touch()
+    captured(recorder, "a")
+    hand_back(spool, "a")
+    content = captured(recorder, "b", seed=2)
+    assert_dump_holds(spool / "b.pt", content)
+    recorder.account.look()
+    assert (recorder.counts.failed, recorder.account.used) == (0, held(spool))
+
+
 def test_idle_pages_give_way_to_what_needs_them(spool, make_recorder):
     size = in_pages(TOKENS * SPEC.bytes_per_token + 16384)
     recorder = make_recorder(directory=spool, limit=4 * size)

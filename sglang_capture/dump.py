@@ -21,6 +21,7 @@ rows copied straight to their place, and the finished file given its name in one
 from __future__ import annotations
 
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,15 +72,19 @@ def load_dump(path: Path) -> Dump:
         FileNotFoundError: it is gone (packed or deleted meanwhile).
         DumpError: it is truncated, or its tensors are not what its spec says.
     """
-    if path.exists() and not path.is_file():  # to open a pipe may take for ever
-        raise DumpError(f"{path} is no readable dump: it is no file")
+    # Opened once: torch opens a path twice, for the records and for the rows, and another dump may have come between.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # to open a pipe may take for ever
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except FileNotFoundError:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise DumpError(f"{path} is no readable dump: it is no file")
+        content = torch.load(f"/proc/self/fd/{descriptor}", map_location="cpu", weights_only=True, mmap=True)
+    except DumpError:
         raise
     except Exception as error:  # torch.load raises whatever zipfile, pickle and the C++ reader raise
         # What torch says is for who saves and loads by hand, and advises what would run code in the file.
         raise DumpError(f"{path} is no readable dump: another kind of file, or truncated") from error
+    finally:
+        os.close(descriptor)
     return dump_from(content, path)
 
 

@@ -146,3 +146,20 @@ def test_content_of_another_kind_is_refused(tmp_path, changes):
     torch.save({**torch.load(tmp_path / "a.pt", weights_only=True), **changes}, tmp_path / "b.pt")
     with pytest.raises(DumpError, match="not a dump of this format"):
         load_dump(tmp_path / "b.pt")
+
+
+def test_a_dump_that_takes_anothers_name_while_that_is_read_is_not_mixed_with_it(tmp_path, monkeypatch):
+    """torch looks at a path twice: first for the records, then for the rows."""
+    dump, ids, hidden, _ = filled(tmp_path / ".part-1", make_spec(), 9, seed=1)
+    dump.publish(tmp_path / "a.pt")
+    from_file = torch.UntypedStorage.from_file
+
+    def exchange_first(*arguments):
+        (tmp_path / "a.pt").unlink()
+        filled(tmp_path / ".part-2", make_spec(), 30, seed=2)[0].publish(tmp_path / "a.pt")
+        return from_file(*arguments)
+
+    monkeypatch.setattr(torch.UntypedStorage, "from_file", exchange_first)
+    loaded = load_dump(tmp_path / "a.pt")
+    assert torch.equal(loaded.input_ids, ids)
+    assert torch.equal(loaded.hidden_states, hidden)

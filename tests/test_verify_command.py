@@ -24,7 +24,7 @@ from sglang_capture.commands.verify import print_report, verify
 from sglang_capture.comparison import KindReport
 from sglang_capture.dump import Dump
 from sglang_capture.errors import UsageError
-from sglang_capture.export import export_dataset
+from sglang_capture.export import ExportError, export_dataset
 from sglang_capture.oracle import Oracle, States
 from sglang_capture.probe import ProbeError
 from sglang_capture.references import AnotherModelError
@@ -275,3 +275,26 @@ def test_a_truncated_shard_is_an_error(dataset: Path) -> None:
 
 def test_help_has_an_example() -> None:
     assert "sglang-capture verify captures --sample 16" in " ".join(run("--help").stdout.split())
+
+
+def test_a_damaged_byte_of_an_export_is_found_too(dataset: Path, tmp_path: Path) -> None:
+    out = tmp_path / "export"
+    export_dataset(dataset, "specforge", out)
+    whole = run(out, "--checksums", "--json")
+    files = list(out.rglob("*.ckpt"))
+    assert json.loads(whole.stdout)["checksums"] == {"files": len(files), "bytes": sum(f.stat().st_size for f in files)}
+    damaged = bytearray(files[0].read_bytes())
+    damaged[-9] ^= 1
+    files[0].write_bytes(damaged)
+    files[1].unlink()
+    fault = run(out, "--checksums").exception
+    assert isinstance(fault, ExportError)
+    assert f"{files[0]} was changed" in str(fault)
+    assert f"{files[1]} cannot be read" in str(fault)
+
+
+def test_what_has_no_checksums_is_not_said_to_be_checked(dataset: Path, tmp_path: Path) -> None:
+    assert "every byte is as it was written" in run(dataset, "--checksums").stdout
+    assert "every byte" not in run(dataset).stdout
+    (tmp_path / "other").mkdir()
+    assert isinstance(run(tmp_path / "other", "--checksums").exception, UsageError)

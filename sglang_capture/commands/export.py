@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 _SOME = "For some formats"
 
 _SHOWN = 10
+_RECOMPUTED = 8
+"""Samples that are recomputed where nothing else is said."""
 """Skipped samples that are printed one by one; --json has all of them."""
 
 
@@ -51,7 +53,9 @@ def export(
             metavar="MODEL", help="Then recompute a sample of what was written, with transformers and this model."
         ),
     ] = None,
-    sample: Annotated[int, typer.Option(min=1, help="How many samples --verify-with recomputes.")] = 8,
+    sample: Annotated[
+        int | None, typer.Option(min=1, help="How many samples --verify-with recomputes; 8 by default.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Write a dataset in a trainer's own format.
@@ -65,6 +69,8 @@ def export(
 
     if model is not None and not Path(model).is_dir():
         raise UsageError(f"there is no directory {model}; --model takes the directory of the target's weights")
+    if sample is not None and verify_with is None:
+        raise UsageError("--sample is how many samples --verify-with recomputes: name its MODEL, or drop --sample")
     if verify_with is not None:
         check_loadable(verify_with, "--verify-with")
     options = ExportOptions(model=model, draft_vocab_size=draft_vocab_size, seq_length=seq_length, fp8=fp8)
@@ -72,7 +78,9 @@ def export(
         summary = export_dataset(dataset, to, out, ids=_ids(ids), options=options, progress=progress)
     if not as_json:
         _print(summary)
-    report = _verify(summary, verify_with, sample) if verify_with is not None and summary.samples else None
+    report = (
+        _verify(summary, verify_with, sample or _RECOMPUTED) if verify_with is not None and summary.samples else None
+    )
     if as_json:
         print_json({**summary.model_dump(), "verification": report.model_dump(mode="json") if report else None})
     elif report is not None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sglang_capture.commands._output import plural, print_json, progress_bar, say
+from sglang_capture.commands._output import human_bytes, plural, print_json, progress_bar, say
 from sglang_capture.names import check_place
 
 if TYPE_CHECKING:
@@ -26,7 +26,9 @@ def verify(
         float | None,
         typer.Option(min=0, help="Allowed relative error of a row; by default what the precision allows."),
     ] = None,
-    checksums: Annotated[bool, typer.Option("--checksums", help="Read a dataset's every byte first.")] = False,
+    checksums: Annotated[
+        bool, typer.Option("--checksums", help="First read every byte of a dataset or an export.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     model: Annotated[
         str | None,
@@ -69,9 +71,6 @@ def verify(
     check_place(model, "--model")
     from sglang_capture.commands._signals import exit_on_sigterm
     from sglang_capture.errors import UsageError
-    from sglang_capture.export.folder import read_lineage
-    from sglang_capture.shards import check_dataset
-    from sglang_capture.shards.manifest import MANIFEST_NAME
     from sglang_capture.spool import DEFAULT_DIRECTORY
     from sglang_capture.verify import verify_dataset, verify_with_server
 
@@ -82,8 +81,7 @@ def verify(
         )
     if with_server is not None and spool is not None and not spool.is_dir():
         raise UsageError(f"there is no directory {spool}; --spool takes the spool of the server at {with_server}")
-    if (path / MANIFEST_NAME).exists() and read_lineage(path) is None:
-        check_dataset(path, deep=checksums)
+    checked = _check_files(path, checksums)
     with progress_bar("Recomputing") as progress:
         if with_server is None:
             report = verify_dataset(
@@ -108,11 +106,36 @@ def verify(
                 progress=progress,
             )
     if as_json:
-        print_json(report)
+        print_json({**report.model_dump(mode="json"), "checksums": checked})
     else:
+        if checked is not None:
+            size = human_bytes(checked["bytes"])
+            say(f"{plural(checked['files'], 'file')} ({size}): every byte is as it was written", "ok")
         print_report(report)
     if not report.ok:
         raise typer.Exit(1)
+
+
+def _check_files(path: Path, checksums: bool) -> dict[str, int] | None:
+    """The files and bytes whose checksums were compared, if that was asked for.
+
+    Raises:
+        UsageError: there are no checksums.
+        DatasetError, ExportError: a file is not as it was written.
+    """
+    from sglang_capture.errors import UsageError
+    from sglang_capture.export.folder import read_lineage
+    from sglang_capture.export.integrity import check_export
+    from sglang_capture.shards import check_dataset
+    from sglang_capture.shards.manifest import MANIFEST_NAME
+
+    if read_lineage(path) is not None:
+        sizes = [record.bytes for record in check_export(path)] if checksums else []
+    elif (path / MANIFEST_NAME).exists():
+        sizes = [entry.bytes for entry in check_dataset(path, deep=checksums).shards]
+    elif checksums:
+        raise UsageError(f"{path} is no dataset and no export: only these have checksums, drop --checksums")
+    return {"files": len(sizes), "bytes": sum(sizes)} if checksums else None
 
 
 def print_report(report: VerifyReport) -> None:

@@ -14,6 +14,7 @@ from sglang_capture.drafts.configs import draft_config
 from sglang_capture.drafts.findings import Finding
 from sglang_capture.drafts.loading import SIZES
 from sglang_capture.drafts.norms import NORM_BEFORE_FC_SINCE
+from sglang_capture.drafts.plan import plan_for
 from sglang_capture.drafts.releases import holds
 
 DECODER = {
@@ -184,3 +185,11 @@ def test_no_release_has_a_residual_after_the_norm(version: str) -> None:
         text = path.read_bytes()
         assert b"norm_before_residual" not in text
         assert b"transformer_layer_config" not in text
+
+
+def test_a_plan_says_what_keeps_sglang_from_loading_the_draft() -> None:
+    """Before anything is captured, not after weeks of training."""
+    target = make_spec(architecture="DeepseekV3ForCausalLM", hidden_size=64, vocab_size=512)
+    notes = plan_for(draft_config(SPECULATORS), target, version="0.5.23").notes
+    assert any("does not load it as it is" in note and "transformer_layer_config at the top" in note for note in notes)
+    assert not any("does not load" in note for note in plan_for(draft_config(EAGLE3), target, version="0.5.23").notes)

@@ -93,6 +93,8 @@ def _facts(plan: Plan, tokens: int | None, data: Path) -> dict[str, Any]:
 
 
 def _print(facts: dict[str, Any]) -> None:
+    if facts["problems"]:
+        say("a guess, for the reasons below:")
     for name, value in facts["settings"].items():
         say(f"{name}={value}")
     shown = [("a token", f"{facts['bytes_per_token']:,} bytes")]

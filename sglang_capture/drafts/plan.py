@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sglang_capture.drafts.configs import DraftConfig
+from sglang_capture.drafts.loading import check_loading
 from sglang_capture.drafts.served import Served, served
 from sglang_capture.drafts.trainers import Trainer, trainer_of
 from sglang_capture.layers import check_layers, output_of
@@ -49,6 +50,9 @@ def plan_for(draft: DraftConfig, target: CaptureSpec, *, version: str, trainer: 
     if reader is not None:
         notes.append(f"last hidden state: {_needs(reader)}")
     spec = target.model_copy(update={"layers": layers, "last_hidden": last_hidden, "sglang_version": version})
+    for found in check_loading(draft, spec, version, feeding):
+        if found.state == "different":
+            notes.append(f"SGLang {version} does not load it as it is ({found.what}: {found.found}): {found.remedy}")
     return Plan(spec, reader, tuple(notes), tuple(_problems(draft, spec, feeding, reader, trainer or draft.trainer)))
 
 

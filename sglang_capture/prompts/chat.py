@@ -136,7 +136,7 @@ class ChatTokenizer:
                 "laying out messages needs transformers: pip install 'sglang-capture[transformers]', "
                 "or send rows with input_ids or text"
             ) from None
-        find(self.path, "--tokenizer")
+        find(self.path, "--model or --tokenizer")
         try:
             return AutoTokenizer.from_pretrained(self.path, trust_remote_code=self.trust_remote_code)
         except Exception as error:  # the loaders of the many tokenizers raise whatever they like

@@ -44,7 +44,7 @@ class Captures:
     def __init__(self, recorder: Recorder, rows: Rows, *, reuse: bool):
         self._recorder = recorder
         self._rows = rows
-        self._remove = hand_back if reuse else spool.remove
+        self._reuse = reuse
         self.engine_seconds = 0.0
         """Of the last batch, those in which the engine's thread was held up."""
 
@@ -56,7 +56,11 @@ class Captures:
         while self._recorder.counts.published < (number + 1) * BATCH:
             time.sleep(0.0001)
         for name in names:
-            self._remove(self._recorder.directory, name)
+            directory = self._recorder.directory
+            if self._reuse:
+                hand_back(directory, name, spool.dump_path(directory, name).stat().st_ino)
+            else:
+                spool.remove(directory, name)
 
     def _fill(self, names: list[str]) -> None:
         recorder, rows = self._recorder, self._rows

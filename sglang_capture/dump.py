@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ class Dump:
         last_hidden: by key (``last_hidden_state`` after the final norm, ``last_hidden_state_prenorm`` before it),
             ``[T, H]`` each.
         nonfinite_rows, zero_rows: tokens with NaN or Inf, and with a row of zeros only.
+        inode: of its file: another dump may have its name by now. 0 where it comes from none.
     """
 
     capture_id: str
@@ -59,6 +60,7 @@ class Dump:
     last_hidden: dict[str, torch.Tensor]
     nonfinite_rows: int = 0
     zero_rows: int = 0
+    inode: int = 0
 
     @property
     def tokens(self) -> int:
@@ -75,7 +77,8 @@ def load_dump(path: Path) -> Dump:
     # Opened once: torch opens a path twice, for the records and for the rows, and another dump may have come between.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # to open a pipe may take for ever
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
             raise DumpError(f"{path} is no readable dump: it is no file")
         content = torch.load(f"/proc/self/fd/{descriptor}", map_location="cpu", weights_only=True, mmap=True)
     except DumpError:
@@ -85,7 +88,7 @@ def load_dump(path: Path) -> Dump:
         raise DumpError(f"{path} is no readable dump: another kind of file, or truncated") from error
     finally:
         os.close(descriptor)
-    return dump_from(content, path)
+    return replace(dump_from(content, path), inode=found.st_ino)
 
 
 def dump_from(content: object, source: object) -> Dump:

@@ -75,10 +75,10 @@ def pack_spool(
         there = CaptureDataset(dataset, rank=0, world_size=1)
         for batch in _batches(paths, most_bytes, summary):
             _write(batch, writer, there, summary)
-            done = [sample.sample_id for sample in batch if sample.sample_id not in summary.skipped]
+            done = [(s.sample_id, s.dump.inode) for s in batch if s.sample_id not in summary.skipped]
             batch.clear()  # with the last references go the mappings, before the pages are another's
-            for sample_id in done if remove else ():
-                hand_back(directory, sample_id)
+            for sample_id, inode in done if remove else ():
+                hand_back(directory, sample_id, inode)
             progress(summary.samples + len(summary.already) + len(summary.skipped), len(paths))
     return summary
 

@@ -39,12 +39,18 @@ _NEAR = 2
 """A file serves captures from half its size to twice its size; the rest of it is given back, or reserved anew."""
 
 
-def hand_back(directory: Path, capture_id: str) -> None:
+def hand_back(directory: Path, capture_id: str, inode: int) -> None:
     """Remove the dump (and the failure) of a capture, leaving its pages to the server that writes there, if one does.
 
     Whoever calls it has copied what it wants: the file may be another capture's at once.
+
+    Args:
+        inode: of the dump that was copied; another one that has its name by now stays.
     """
     dump = spool.dump_path(directory, capture_id)
+    with contextlib.suppress(FileNotFoundError):
+        if dump.lstat().st_ino != inode:
+            return
     if server_on(directory):
         with contextlib.suppress(OSError):  # no such directory: the server takes nothing back
             dump.rename(directory / spool.FREE_DIRECTORY / dump.name)

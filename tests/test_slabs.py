@@ -12,7 +12,7 @@ from sglang_capture import slabs
 from sglang_capture.claim import claim_spool, clear_after_death
 from sglang_capture.dump import load_dump
 from sglang_capture.quota import in_pages
-from sglang_capture.slabs import hand_back
+from sglang_capture.slabs import hand_back as hand_back_inode
 
 SPEC = make_spec(hidden_size=256, last_hidden="both")
 TOKENS = 200
@@ -50,6 +50,10 @@ def wait_for(condition):
 
 def inode(spool, name):
     return (spool / f"{name}.pt").stat().st_ino
+
+
+def hand_back(spool, name):
+    hand_back_inode(spool, name, inode(spool, name))
 
 
 def held(spool):
@@ -188,6 +192,15 @@ def test_no_more_is_idle_than_a_part_of_the_quota(spool, make_recorder):
     recorder.slabs.tidy()
     assert 3 * size <= recorder.slabs.idle_bytes <= 4 * size
     assert recorder.account.used == recorder.slabs.idle_bytes == held(spool)
+
+
+def test_another_dump_that_has_the_name_by_now_is_not_handed_back(spool, recorder):
+    captured(recorder, "a", seed=1)
+    packed = inode(spool, "a")
+    (spool / "a.pt").unlink()
+    content = captured(recorder, "a", seed=2)
+    hand_back_inode(spool, "a", packed)
+    assert_dump_holds(spool / "a.pt", content)
 
 
 def test_small_dumps_are_not_kept(spool, recorder):

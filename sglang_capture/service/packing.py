@@ -50,11 +50,11 @@ class ShardPacking:
         name = dataset or self._datasets.default_name(spec_digest)
         while rows := self._take(spec_digest, ids):
             if samples := self._load(rows):
-                ids_written = [sample.sample_id for sample in samples]
+                done = [(sample.sample_id, sample.dump.inode) for sample in samples]
                 recorded = self._write(name, samples)
                 samples.clear()  # with the last references go the mappings, before the pages are another's
-                for sample_id in ids_written:
-                    hand_back(self._spool, sample_id)
+                for sample_id, inode in done:
+                    hand_back(self._spool, sample_id, inode)
                 return recorded
         return None
 

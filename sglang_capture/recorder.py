@@ -17,6 +17,7 @@ import torch
 
 from sglang_capture.capture import Capture, CaptureRequest
 from sglang_capture.dump import DumpFile, reserved_bytes
+from sglang_capture.failure_log import FailureLog
 from sglang_capture.filler import Filler
 from sglang_capture.mapped_file import MappedFile
 from sglang_capture.mark import shortened
@@ -24,7 +25,7 @@ from sglang_capture.patience import Patience
 from sglang_capture.quota import Account, in_pages
 from sglang_capture.row_check import RowFaults
 from sglang_capture.slabs import SlabPool
-from sglang_capture.spool import NO_ROOM, PART_PREFIX, SPOOL_FULL, Failure, dump_path, failure_path, write_failure
+from sglang_capture.spool import NO_ROOM, PART_PREFIX, SPOOL_FULL, Failure, dump_path
 from sglang_capture.stages import HANDOVER_SECONDS, Board, board_path
 
 logger = logging.getLogger(__name__)
@@ -34,9 +35,6 @@ CHECK_BYTES = 64 << 20
 
 MOST_REASON = 1000
 """Characters of a reason that are kept: it may repeat what a client sent, and counts against no quota."""
-
-MOST_FAILURES = 10_000
-"""Failure files written per server start; each takes a page of memory, and a flood of bad marks must not fill it."""
 
 
 class Recorder(Filler):
@@ -71,8 +69,7 @@ class Recorder(Filler):
         self._room_patience = Patience(wait_seconds if on_full == "wait" else 0.0)
         self._nonfinite = nonfinite
         self._number = 0
-        self._failures_written = 0
-        self._unwritten: dict[str, Failure] = {}
+        self._failures = FailureLog(directory)
         self._handed_over: list[tuple[Capture, float]] = []
         super().__init__(directory, device=device, housekeeping=housekeeping)
 
@@ -184,7 +181,7 @@ class Recorder(Filler):
             retriable=retriable,
             time=time.time(),
         )
-        self._thread.submit(lambda: self._write_failure(failure))
+        self._thread.submit(lambda: self._failures.write(failure))
 
     # -- on the writer's thread -------------------------------------------------------------------------------
 
@@ -193,7 +190,7 @@ class Recorder(Filler):
         try:
             # It may be complete already: a later stage may be the only one with rows to hand over.
             if not capture.failed:
-                self._forget_failure(request.capture_id)
+                self._failures.forget(request.capture_id)
                 capture.dump = self._dump_of(capture)
                 if capture.board is not None:
                     capture.board.say_laid_out(capture.part)
@@ -274,7 +271,7 @@ class Recorder(Filler):
             if dump.publish(final):
                 self.account.rename(capture.part, final, dump.bytes)
                 self.slabs.keep(dump.file, final)
-                self._forget_failure(request.capture_id)
+                self._failures.forget(request.capture_id)
                 self._count(request, faults)
             else:
                 self.account.release(capture.part)
@@ -305,34 +302,10 @@ class Recorder(Filler):
         if capture.board is not None:
             capture.board.remove()
 
-    def _write_failure(self, failure: Failure) -> None:
-        if self._failures_written >= MOST_FAILURES or dump_path(self.directory, failure.capture_id).exists():
-            return
-        self._failures_written += 1
-        try:
-            write_failure(self.directory, failure)
-        except OSError:  # a full file system has no room for it either
-            self._failures_written -= 1
-            if len(self._unwritten) < MOST_FAILURES:
-                self._unwritten[failure.capture_id] = failure
-
-    def _write_again(self) -> None:
-        """The failures that could not be written: who waits for a capture waits until it has ended."""
-        waiting, self._unwritten = self._unwritten, {}
-        for failure in waiting.values():
-            if self._unwritten:
-                self._unwritten[failure.capture_id] = failure
-            else:
-                self._write_failure(failure)
-
-    def _forget_failure(self, capture_id: str) -> None:
-        self._unwritten.pop(capture_id, None)
-        failure_path(self.directory, capture_id).unlink(missing_ok=True)
-
     def _keep_house(self) -> None:
         self.account.look()
         self.slabs.tidy()
-        self._write_again()
+        self._failures.write_again()
         super()._keep_house()
 
 

@@ -1,5 +1,7 @@
 """Handing rows to a recorder as the engine does."""
 
+import time
+
 import torch
 from factories import make_spec
 
@@ -32,3 +34,10 @@ def assert_dump_holds(path, content):
         assert torch.equal(dump.hidden_states[:, number], content[index])
     for key in dump.spec.last_hidden_keys:
         assert torch.equal(dump.last_hidden[key], content[key])
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)

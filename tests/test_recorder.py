@@ -6,8 +6,7 @@ import pytest
 import torch
 from recording import SPEC, assert_dump_holds, hand_over, request, rows
 
-from sglang_capture import recorder as recorder_module
-from sglang_capture import writer_thread
+from sglang_capture import failure_log, writer_thread
 from sglang_capture.coverage import Coverage
 from sglang_capture.dump import reserved_bytes
 from sglang_capture.quota import in_pages
@@ -194,19 +193,19 @@ def test_a_reason_is_kept_short_whatever_a_client_sent(tmp_path, make_recorder):
 
 def test_failures_that_a_full_file_system_has_no_room_for_are_written_later(tmp_path, make_recorder, monkeypatch):
     monkeypatch.setattr(writer_thread, "HOUSEKEEPING_SECONDS", 0.01)
-    recorder, write, tried = make_recorder(), recorder_module.write_failure, []
+    recorder, write, tried = make_recorder(), failure_log.write_failure, []
 
     def full(_, failure):
         tried.append(failure.capture_id)
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(recorder_module, "write_failure", full)
+    monkeypatch.setattr(failure_log, "write_failure", full)
     for name in ("a", "b", "c"):
         recorder.refuse(name, "request", "a reason")
     hand_over(recorder, recorder.begin(request("b")), rows(10), 0, 10)
     while tried.count("a") < 3:
         time.sleep(0.001)
-    monkeypatch.setattr(recorder_module, "write_failure", write)
+    monkeypatch.setattr(failure_log, "write_failure", write)
     while not failure_path(tmp_path, "c").exists():
         time.sleep(0.001)
     recorder.close()
@@ -254,7 +253,7 @@ def test_a_spool_that_cannot_be_written_fails_captures_and_the_writer_lives(tmp_
 
 
 def test_a_flood_of_refusals_does_not_fill_the_memory(tmp_path, make_recorder, monkeypatch):
-    monkeypatch.setattr(recorder_module, "MOST_FAILURES", 5)
+    monkeypatch.setattr(failure_log, "MOST_FAILURES", 5)
     recorder = make_recorder()
     for number in range(20):
         recorder.refuse(f"bad{number}", "r", "no")

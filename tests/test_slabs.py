@@ -1,12 +1,11 @@
 import contextlib
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
 from factories import make_spec
-from recording import assert_dump_holds, hand_over, request, rows
+from recording import assert_dump_holds, hand_over, request, rows, wait_for
 
 from sglang_capture import slabs
 from sglang_capture.claim import claim_spool, clear_after_death
@@ -39,13 +38,6 @@ def captured(recorder, name, tokens=TOKENS, seed=0):
     hand_over(recorder, recorder.begin(request(name, tokens, spec=SPEC)), content, 0, tokens)
     wait_for(lambda: recorder.counts.published > published)
     return content
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def inode(spool, name):

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 from factories import make_spec
-from recording import assert_dump_holds, hand_over, request, rows
+from recording import assert_dump_holds, hand_over, request, rows, wait_for
 
 from sglang_capture import recorder as recorder_module
 from sglang_capture.follower import Follower
@@ -32,13 +32,6 @@ def stages(tmp_path):
 
 def part_of(content, keys):
     return {key: content[key] for key in keys}
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def test_two_stages_fill_one_dump_chunk_by_chunk(tmp_path, stages):

@@ -174,10 +174,9 @@ def served_weights(args: Any, server: str) -> str:
     and empty where nothing is known but their name."""
     if args.load_format not in _OF_FILES or getattr(args, "decrypted_config_file", None):
         return f"{args.load_format}-{short_name(server)}"
-    digest = weights_digest(str(args.model_path), args.revision, args.download_dir)
-    if not digest and args.json_model_override_args.strip() not in ("", "{}"):
-        return f"overridden-{short_name(server)}"
-    return with_overrides(digest, args.json_model_override_args)
+    files = weights_digest(str(args.model_path), args.revision, args.download_dir)
+    digest = with_overrides(files, args.json_model_override_args)
+    return f"overridden-{short_name(server)}" if digest and not files else digest
 
 
 def short_name(server: str) -> str:
